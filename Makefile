@@ -1,0 +1,68 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`.
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+python := .venv/bin/python
+pip_install := $(python) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+pytest := $(python) -m pytest -n $(WORKERS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help train test quick lint types format bench wheel clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+train: .venv/installed  ## Install and train the default recipe (ARGS="train.epochs=3" changes it)
+	@.venv/bin/isoscale train $(ARGS)
+
+test: lint types  ## Install the tools, check style and types, run all tests with coverage
+	@$(pytest) --cov --cov-report=term
+
+quick: .venv/installed-dev  ## Run the fast tests only: the inner loop
+	@$(pytest) -m "not slow" $(ARGS)
+
+lint: .venv/installed-dev  ## Check style and formatting
+	@$(python) -m ruff check .
+	@$(python) -m ruff format --check .
+
+types: .venv/installed-dev  ## Check types
+	@$(python) -m mypy
+
+format: .venv/installed-dev  ## Repair style and formatting
+	@$(python) -m ruff check --fix .
+	@$(python) -m ruff format .
+
+bench: .venv/installed-dev  ## Measure the cost of the training loop beside its peers
+	@$(python) benchmarks/loop_overhead.py $(ARGS)
+
+wheel: .venv/installed-dev  ## Build the wheel into dist/
+	@rm -rf build
+	@$(python) -m build --wheel --no-isolation
+	@rm -rf build
+
+clean:  ## Remove builds, caches and coverage data; keeps .venv and runs
+	@rm -rf build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip is the last thing that a new environment gets: when it is there, the environment is whole.
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || { \
+	  echo "isoscale needs Python 3.11, 3.12 or 3.13; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)."; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot create environments: its venv or ensurepip module is missing."; \
+	  echo "On Debian and Ubuntu: apt-get install python3-venv"; exit 1; } >&2
+	@echo "creating .venv"
+	@$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/pip pyproject.toml constraints.txt
+	@echo "installing isoscale (first time: a few minutes)"
+	@$(pip_install) --editable .
+	@touch $@
+
+.venv/installed-dev: .venv/bin/pip pyproject.toml constraints.txt
+	@echo "installing isoscale and the tools to test it (first time: a few minutes)"
+	@$(pip_install) --editable '.[dev]'
+	@touch .venv/installed $@

@@ -1,0 +1,30 @@
+"""What every test may rely on."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("isoscale", deadline=None)
+settings.load_profile("isoscale")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of larger data sets; without ISOSCALE_SHARED the test skips, with a wrong one it fails."""
+    folder = os.environ.get("ISOSCALE_SHARED")
+    if not folder:
+        pytest.skip("needs data: set ISOSCALE_SHARED to the folder that holds it")
+    if not Path(folder).is_dir():
+        pytest.fail(f"ISOSCALE_SHARED is {folder!r}, which is not a folder")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_in_each_subprocess() -> None:
+    """Two test workers share the cores; torch reads its own thread count first, so that this process keeps it."""
+    import torch
+
+    torch.get_num_threads()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
