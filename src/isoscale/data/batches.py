@@ -1,0 +1,95 @@
+"""How the stream of samples is cut: batches in time, micro-batches and shards inside a batch. Pure functions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Batch = Any
+"""Tensors in a dict, list or tuple, nested as the source likes; the first dimension of each is the batch."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batches of an epoch, and the parts of a batch."""
+
+    num_samples: int
+    batch_size: int
+    drop_last: bool = False
+    limit: int | None = None
+    """At most so many batches an epoch."""
+    num_micro: int = 1
+    num_shards: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size > self.num_samples:
+            raise ValueError(f"the batch ({self.batch_size}) is larger than the data ({self.num_samples} samples)")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch, a smaller last one included unless it is dropped."""
+        full, rest = divmod(self.num_samples, self.batch_size)
+        steps = full + (rest > 0 and not self.drop_last)
+        return steps if self.limit is None else min(steps, self.limit)
+
+    def size(self, step: int) -> int:
+        """Number of samples of the batch of a step."""
+        within = step % self.steps_per_epoch
+        return min(self.batch_size, self.num_samples - within * self.batch_size)
+
+    def place(self, step: int) -> int:
+        """Where the batch of a step begins in the order: `epoch * num_samples + position`."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return epoch * self.num_samples + within * self.batch_size
+
+    def samples_before(self, step: int) -> int:
+        """Samples that the steps before this one have seen."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        per_epoch = min(self.num_samples, self.steps_per_epoch * self.batch_size)
+        return epoch * per_epoch + within * self.batch_size
+
+    def parts(self, size: int) -> list[list[tuple[int, int]]]:
+        """Row ranges [shard][micro-batch] that cut a batch of `size` rows; an empty one is left out."""
+        bounds = cut(size, self.num_micro * self.num_shards)
+        of_shard = [bounds[shard :: self.num_shards] for shard in range(self.num_shards)]
+        return [[(start, stop) for start, stop in ranges if stop > start] for ranges in of_shard]
+
+
+def cut(size: int, pieces: int) -> list[tuple[int, int]]:
+    """`pieces` contiguous ranges of equal length, give or take one."""
+    edges = [size * piece // pieces for piece in range(pieces + 1)]
+    return list(pairwise(edges))
+
+
+def map_tensors(batch: Batch, function: Callable[[Tensor], Any]) -> Batch:
+    """Apply a function to every tensor of a batch and keep its structure."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, dict):
+        return {key: map_tensors(value, function) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, function) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(value, function) for value in batch)
+    return batch
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """Every tensor of a batch, in the order of its structure."""
+    found: list[Tensor] = []
+    map_tensors(batch, found.append)
+    return found
+
+
+def copy_batch(target: Batch, source: Batch) -> None:
+    """Copy a batch into another of the same structure and shapes, without waiting."""
+    for into, tensor in zip(tensors_of(target), tensors_of(source), strict=True):
+        into.copy_(tensor, non_blocking=True)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device, without waiting for the copy."""
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))

@@ -1,0 +1,112 @@
+"""Which sample comes when: a keyed bijection from the place in training to the index of a sample.
+
+The order is a function of the seed alone. Any place of any epoch is computed by itself, in O(1) memory, with equal
+values in numpy and in torch on any device, so that a restart, another number of ranks or another residency reads the
+same samples. The values are pinned by a test and never change between versions.
+
+How: a Feistel network of six rounds on a grid of a x b >= N cells, a = isqrt(N), so that fewer than a cells lie
+outside of the data. A place that lands outside is sent through again. On a device that is done for a fixed number of
+masked passes, chosen so that running out of them has a probability below 1e-15 an epoch; what is left over is marked
+with `OUT_OF_PASSES`, which no index can be.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isoscale.data.hashing import MASK, derive_key, fold
+
+NUM_ROUNDS = 6
+OUT_OF_PASSES = -1
+_MULTIPLIER_1 = 0x7FEB352D
+_MULTIPLIER_2 = 0x846CA68B
+_CHUNK = 1 << 14  # positions that numpy turns at a time: small enough for the processor's cache
+MAX_SAMPLES = 1 << 46
+
+
+class Order:
+    """The order of `num_samples` samples, epoch after epoch, addressed by `epoch * num_samples + position`."""
+
+    def __init__(self, num_samples: int, seed: int, shuffle: bool = True, purpose: str = "order") -> None:
+        """An order for a seed; `shuffle=False` is the order of the source, every epoch the same."""
+        if not 0 < num_samples <= MAX_SAMPLES:
+            raise ValueError(f"an order needs between 1 and 2^46 samples, not {num_samples}")
+        self.num_samples = num_samples
+        self.shuffle = shuffle and num_samples > 1
+        self._keys = [derive_key(seed, purpose, round_)[0] for round_ in range(NUM_ROUNDS)]
+        self._height = max(2, math.isqrt(num_samples))
+        self._width = -(-num_samples // self._height)
+        self.num_passes = _passes_needed(num_samples, self._height, self._width)
+
+    def indices(self, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+        """Sample indices (count,) for places `start` to `start + count`, which may span epochs."""
+        device = torch.device(device)
+        if device.type == "cpu":
+            return torch.from_numpy(self._on_host(start, count))
+        return self._masked(torch.arange(start, start + count, device=device))
+
+    def _on_host(self, start: int, count: int) -> np.ndarray:
+        found = np.empty(count, dtype=np.int64)
+        for offset in range(0, count, _CHUNK):
+            size = min(_CHUNK, count - offset)
+            place = np.arange(start + offset, start + offset + size, dtype=np.int64)
+            found[offset : offset + size] = self._walk(place)
+        return found
+
+    def _walk(self, place: np.ndarray) -> np.ndarray:
+        """Numpy: send through again only what is still outside."""
+        epoch, position = np.divmod(place, self.num_samples)
+        if not self.shuffle:
+            return position
+        cell = self._turn(position, epoch)
+        outside = np.flatnonzero(cell >= self.num_samples)
+        while outside.size:
+            cell[outside] = self._turn(cell[outside], epoch[outside])
+            outside = outside[cell[outside] >= self.num_samples]
+        return cell
+
+    def _masked(self, place: Tensor) -> Tensor:
+        """Torch: the same walk with a fixed number of passes and no data-dependent shape, hence no wait."""
+        epoch = torch.div(place, self.num_samples, rounding_mode="floor")
+        position = place - epoch * self.num_samples
+        if not self.shuffle:
+            return position
+        keys = self._round_keys(epoch)
+        cell = self._turn(position, epoch, keys)
+        for _ in range(self.num_passes - 1):
+            cell = torch.where(cell >= self.num_samples, self._turn(cell, epoch, keys), cell)
+        return torch.where(cell >= self.num_samples, OUT_OF_PASSES, cell)
+
+    def _round_keys(self, epoch: Any) -> list[Any]:
+        return [fold(key, epoch) for key in self._keys]
+
+    def _turn(self, cell: Any, epoch: Any, keys: list[Any] | None = None) -> Any:
+        """One pass through the network: a bijection of the grid's cells."""
+        height, width = self._height, self._width
+        row = cell // width
+        column = cell - row * width
+        for round_, key in enumerate(keys or self._round_keys(epoch)):
+            if round_ % 2 == 0:
+                row = _shift(row, column, key, height)
+            else:
+                column = _shift(column, row, key, width)
+        return row * width + column
+
+
+def _shift(half: Any, other: Any, key: Any, modulus: int) -> Any:
+    """Add a keyed hash of the other half, modulo `modulus`, without a division."""
+    word = ((other ^ key) * _MULTIPLIER_1) & MASK
+    word = ((word ^ (word >> 15)) * _MULTIPLIER_2) & MASK
+    moved = half + ((word * modulus) >> 32)
+    return moved - modulus * (moved >= modulus)
+
+
+def _passes_needed(num_samples: int, height: int, width: int) -> int:
+    outside = height * width - num_samples
+    if outside == 0:
+        return 1
+    likely = 1 + math.ceil(math.log(num_samples * 1e15) / math.log(max(2, width)))
+    return min(outside + 1, likely)

@@ -1,0 +1,307 @@
+"""Where the bytes of a source live during training, and how they reach the step.
+
+A feed hands out the parts of a step: for each a batch and the indices of its samples, both on the device. Under
+`device` the step gathers rows from tensors that live there; under `host` a thread fetches and copies ahead. Parts are
+gathered each into tensors of their own: matrix libraries change bits with the alignment of their operands.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from isoscale.data.batches import Batch, BatchPlan, copy_batch, map_tensors, tensors_of, to_device
+from isoscale.data.sources import Source, TensorSource, is_vectorised, nbytes
+
+DEVICE_WINDOW = 1 << 20
+HOST_WINDOW = 1 << 15
+SHARE_OF_MEMORY = 0.25
+
+
+class Part(NamedTuple):
+    """One micro-batch of one shard."""
+
+    batch: Batch
+    samples: Tensor
+
+
+class Indices(Protocol):
+    """An order of samples, as the feeds read it."""
+
+    num_samples: int
+
+    def indices(self, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+        """Sample indices for `count` places from `start`."""
+
+
+class Window:
+    """A stretch of the order, evaluated ahead of the steps that read it."""
+
+    def __init__(self, order: Indices, device: torch.device, size: int) -> None:
+        """Windows of `size` places on `device`."""
+        self._order = order
+        self._device = device
+        self._size = size
+        self._start = 0
+        self._values = torch.empty(0, dtype=torch.int64)
+
+    def read(self, place: int, count: int) -> Tensor:
+        """Sample indices for `count` places from `place`."""
+        offset = place - self._start
+        if offset < 0 or offset + count > len(self._values):
+            self._start, offset = place, 0
+            self._values = self._order.indices(place, max(self._size, count), self._device)
+        return self._values[offset : offset + count]
+
+
+class Slot(Protocol):
+    """Fixed tensors from which a captured launch of several steps reads its samples."""
+
+    def fill(self, step: int) -> None:
+        """Bring the samples of the launch that begins at `step`."""
+
+    def parts(self, offset: int) -> list[list[Part]]:
+        """The parts [shard][micro-batch] of the step `offset` into the launch."""
+
+
+class Feed(Protocol):
+    """Delivers the parts of each step."""
+
+    def parts(self, step: int) -> list[list[Part]]:
+        """The parts [shard][micro-batch] of a step."""
+
+    def slot(self, step: int, num_steps: int) -> Slot:
+        """A slot for launches of `num_steps` steps of the same size as that of `step`."""
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+
+
+class DeviceFeed:
+    """Rows gathered, in the step, from tensors that live on the device."""
+
+    def __init__(self, source: Source, order: Indices, plan: BatchPlan, device: torch.device) -> None:
+        """Bring all of `source` to `device`."""
+        whole = source.tensors if isinstance(source, TensorSource) else source.fetch(torch.arange(len(source)))
+        self._resident = map_tensors(whole, lambda tensor: tensor.to(device).contiguous())
+        self._single = self._resident if isinstance(self._resident, dict) else None
+        self._plan = plan
+        self._device = device
+        self._window = Window(order, device, HOST_WINDOW if device.type == "cpu" else DEVICE_WINDOW)
+        self._ranges: dict[int, list[list[tuple[int, int]]]] = {}
+
+    def parts(self, step: int) -> list[list[Part]]:
+        """The parts of a step."""
+        size = self._plan.size(step)
+        return self.cut(self._window.read(self._plan.place(step), size))
+
+    def cut(self, samples: Tensor) -> list[list[Part]]:
+        """Gather the rows of a step's samples, each part by itself."""
+        size = len(samples)
+        ranges = self._ranges.get(size) or self._ranges.setdefault(size, self._plan.parts(size))
+        if len(ranges) == 1 and len(ranges[0]) == 1:
+            return [[Part(self._gather(samples), samples)]]
+        return [[self._part(samples[start:stop]) for start, stop in shard] for shard in ranges]
+
+    def _part(self, samples: Tensor) -> Part:
+        return Part(self._gather(samples), samples)
+
+    def _gather(self, samples: Tensor) -> Batch:
+        if self._single is not None:
+            return {key: tensor.index_select(0, samples) for key, tensor in self._single.items()}
+        return map_tensors(self._resident, lambda tensor: tensor.index_select(0, samples))
+
+    def read(self, step: int, num_steps: int) -> Tensor:
+        """Sample indices of a launch of equal steps."""
+        return self._window.read(self._plan.place(step), num_steps * self._plan.size(step))
+
+    def slot(self, step: int, num_steps: int) -> "DeviceSlot":
+        """A slot that holds sample indices."""
+        return DeviceSlot(self, self._plan.size(step), num_steps, self._device)
+
+    def close(self) -> None:
+        """Nothing runs ahead."""
+
+
+class DeviceSlot:
+    """Sample indices at a fixed address; the rows are gathered inside the captured launch."""
+
+    def __init__(self, feed: DeviceFeed, size: int, num_steps: int, device: torch.device) -> None:
+        """Indices for `num_steps` batches of `size` samples."""
+        self._feed = feed
+        self._size = size
+        self._num_steps = num_steps
+        self._samples = torch.zeros(num_steps * size, dtype=torch.int64, device=device)
+
+    def fill(self, step: int) -> None:
+        """Copy the launch's indices from the window."""
+        self._samples.copy_(self._feed.read(step, self._num_steps))
+
+    def parts(self, offset: int) -> list[list[Part]]:
+        """Gather the parts of a step."""
+        return self._feed.cut(self._samples[offset * self._size : (offset + 1) * self._size])
+
+
+class HostFeed:
+    """Parts fetched from host memory by a thread and copied to the device ahead of the step."""
+
+    def __init__(
+        self, source: Source, order: Indices, plan: BatchPlan, device: torch.device, num_ahead: int = 8
+    ) -> None:
+        """Fetch up to `num_ahead` steps ahead; a dataset that may draw random numbers is read in the step's thread."""
+        self._source = source
+        self._plan = plan
+        self._device = device
+        self._window = Window(order, torch.device("cpu"), HOST_WINDOW)
+        self._num_ahead = num_ahead if is_vectorised(source) else 0
+        self._reader: _Reader | _Inline | None = None
+        self._next = -1
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def parts(self, step: int) -> list[list[Part]]:
+        """The parts of a step; reading starts afresh when it is not the one after the last."""
+        if self._reader is None or step != self._next:
+            self.close()
+            items = self._read_from(step)
+            self._reader = _Reader(items, self._num_ahead) if self._num_ahead else _Inline(items)
+        self._next = step + 1
+        return self._arrive(self._reader.get())
+
+    def _read_from(self, step: int) -> Iterator[tuple[list[list[Part]], Any]]:
+        while True:
+            samples = self._window.read(self._plan.place(step), self._plan.size(step))
+            ranges = self._plan.parts(len(samples))
+            shards = [[self._fetch(samples[start:stop].clone()) for start, stop in shard] for shard in ranges]
+            yield self._send(shards)
+            step += 1
+
+    def _fetch(self, samples: Tensor) -> Part:
+        return Part(self._source.fetch(samples), samples)
+
+    def _send(self, shards: list[list[Part]]) -> tuple[list[list[Part]], Any]:
+        """Copy to the device on a stream of its own, so that it overlaps with the running step."""
+        if self._stream is None:
+            return [[to_device_part(part, self._device) for part in shard] for shard in shards], None
+        with torch.cuda.stream(self._stream):
+            pinned = [[map_part(part, lambda tensor: tensor.pin_memory()) for part in shard] for shard in shards]
+            sent = [[to_device_part(part, self._device) for part in shard] for shard in pinned]
+            return sent, self._stream.record_event()
+
+    def _arrive(self, item: tuple[list[list[Part]], Any]) -> list[list[Part]]:
+        shards, event = item
+        if event is not None:
+            running = torch.cuda.current_stream(self._device)
+            running.wait_event(event)
+            for tensor in tensors_of(shards):
+                tensor.record_stream(running)
+        return shards
+
+    def slot(self, step: int, num_steps: int) -> "HostSlot":
+        """A slot that holds whole batches."""
+        return HostSlot(self, self.parts(step), num_steps)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+
+
+class HostSlot:
+    """Batches at a fixed address, copied from the feed before each launch."""
+
+    def __init__(self, feed: HostFeed, example: list[list[Part]], num_steps: int) -> None:
+        """Room for `num_steps` steps shaped like `example`."""
+        self._feed = feed
+        self._steps = [map_tensors(example, torch.empty_like) for _ in range(num_steps)]
+
+    def fill(self, step: int) -> None:
+        """Copy the parts of the launch's steps."""
+        for offset, target in enumerate(self._steps):
+            copy_batch(target, self._feed.parts(step + offset))
+
+    def parts(self, offset: int) -> list[list[Part]]:
+        """The parts of a step."""
+        return self._steps[offset]
+
+
+def map_part(part: Part, function: Any) -> Part:
+    """Apply a function to every tensor of a part."""
+    return Part(map_tensors(part.batch, function), function(part.samples))
+
+
+def to_device_part(part: Part, device: torch.device) -> Part:
+    """A part on a device, without waiting."""
+    return Part(to_device(part.batch, device), part.samples.to(device, non_blocking=True))
+
+
+class _Reader:
+    """Runs an iterator in a thread, a few items ahead; an error in it is raised where the item is asked for."""
+
+    def __init__(self, items: Iterator[Any], num_ahead: int) -> None:
+        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(num_ahead)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(items,), name="isoscale-reader", daemon=True)
+        self._thread.start()
+
+    def _run(self, items: Iterator[Any]) -> None:
+        try:
+            for item in items:
+                if not self._put((item, None)):
+                    return
+        except BaseException as error:
+            self._put((None, error))
+
+    def _put(self, entry: tuple[Any, BaseException | None]) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(entry, timeout=0.2)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def get(self) -> Any:
+        item, error = self._queue.get()
+        if error is not None:
+            raise error
+        return item
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+
+class _Inline:
+    """Takes the items of an iterator in the thread that asks."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def get(self) -> Any:
+        return next(self._items)
+
+    def close(self) -> None:
+        self._items = iter(())
+
+
+Residency = Literal["auto", "device", "host"]
+
+
+def choose(source: Source, residency: Residency, device_memory: int) -> Literal["device", "host"]:
+    """Decide `auto` by the size of the data against the whole of the device's memory."""
+    if residency != "auto":
+        return residency
+    if not is_vectorised(source):
+        return "host"
+    return "device" if nbytes(source) <= SHARE_OF_MEMORY * device_memory else "host"
+
+
+def make_feed(
+    residency: Literal["device", "host"], source: Source, order: Indices, plan: BatchPlan, device: torch.device
+) -> DeviceFeed | HostFeed:
+    """The feed for a residency."""
+    return (DeviceFeed if residency == "device" else HostFeed)(source, order, plan, device)

@@ -1,0 +1,182 @@
+"""Random access to samples: `len(source)` and `source.fetch(indices)`, vectorised, in the stored dtype."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from isoscale.data.batches import Batch, map_tensors, tensors_of
+from isoscale.data.order import Order
+from isoscale.errors import UserError
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What the engine asks of data."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def fetch(self, indices: Tensor) -> Batch:
+        """The samples at `indices` (batch,), rows in the order asked, in the stored dtype."""
+
+
+class TensorSource:
+    """Samples held in memory, as tensors that share their first dimension."""
+
+    def __init__(self, tensors: Batch) -> None:
+        """A dict, list or tuple of tensors or arrays, one row a sample."""
+        self.tensors = _as_tensors(tensors)
+        lengths = {len(tensor) for tensor in tensors_of(self.tensors)}
+        if len(lengths) != 1:
+            raise UserError(f"every tensor needs one row a sample, but the numbers of rows are {sorted(lengths)}")
+        self._length = lengths.pop()
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self._length
+
+    def fetch(self, indices: Tensor) -> Batch:
+        """The rows at `indices`."""
+        return map_tensors(self.tensors, lambda tensor: tensor.index_select(0, indices))
+
+
+class Subset:
+    """Some of the samples of another source, in a given order."""
+
+    def __init__(self, source: Source, indices: Tensor) -> None:
+        """The samples of `source` at `indices`."""
+        self.source = source
+        self.indices = indices
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.indices)
+
+    def fetch(self, indices: Tensor) -> Batch:
+        """The samples at `indices` of the subset."""
+        return self.source.fetch(self.indices[indices])
+
+
+class DatasetSource:
+    """Any map-style `torch.utils.data.Dataset`, with its collate function."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Batch] | None = None) -> None:
+        """Samples `dataset[i]`, put together by `collate` (torch's default one)."""
+        self.dataset = dataset
+        self.collate = collate or default_collate
+        self._length = len(dataset)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self._length
+
+    def fetch(self, indices: Tensor) -> Batch:
+        """The samples at `indices`, collated."""
+        wanted = indices.tolist()
+        if hasattr(self.dataset, "__getitems__"):
+            return self.collate(self.dataset.__getitems__(wanted))
+        return self.collate([self.dataset[index] for index in wanted])
+
+
+def as_source(data: Any, collate: Callable[[list[Any]], Batch] | None = None) -> Source:
+    """Make a source of what people have: a source, tensors, arrays, a `Dataset`."""
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, TensorDataset) and collate in (None, default_collate):
+        return TensorSource(tuple(data.tensors))
+    if isinstance(data, Tensor | np.ndarray | Mapping | tuple | list):
+        return TensorSource(data)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return DatasetSource(data, collate)
+    raise UserError(
+        f"cannot read samples from {type(data).__name__}: give a source (`__len__` and `fetch`), a torch Dataset, "
+        "or a dict or tuple of tensors"
+    )
+
+
+def is_vectorised(source: Source) -> bool:
+    """Whether all of a source can be fetched at once and kept: not so for datasets that may draw random numbers."""
+    return is_vectorised(source.source) if isinstance(source, Subset) else not isinstance(source, DatasetSource)
+
+
+def nbytes(source: Source) -> int:
+    """Bytes of all samples, estimated from one where they are not in memory."""
+    if isinstance(source, TensorSource):
+        return sum(tensor.nbytes for tensor in tensors_of(source.tensors))
+    return len(source) * sum(tensor.nbytes for tensor in tensors_of(source.fetch(torch.zeros(1, dtype=torch.int64))))
+
+
+def _as_tensors(data: Any) -> Batch:
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(data))
+    if isinstance(data, Mapping):
+        return {key: _as_tensors(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return tuple(_as_tensors(value) for value in data)
+    return data
+
+
+class Sources:
+    """The sources of a run by role; a role that is None is not there."""
+
+    def __init__(self, train: Any = None, val: Any = None, test: Any = None, predict: Any = None) -> None:
+        """Anything that `as_source` takes, for each role."""
+        self.train = None if train is None else as_source(train)
+        self.val = None if val is None else as_source(val)
+        self.test = None if test is None else as_source(test)
+        self.predict = None if predict is None else as_source(predict)
+
+
+ROLES = ("train", "val", "test")
+
+
+def split_source(source: Source, parts: Mapping[str, float | int], seed: int = 0) -> Sources:
+    """Cut a source at random, but the same way every time, into roles: fractions of it or numbers of samples."""
+    unknown = set(parts) - set(ROLES)
+    if unknown:
+        raise UserError(f"split has unknown parts {sorted(unknown)}: use {', '.join(ROLES)}")
+    counts = _counts(len(source), parts)
+    shuffled = Order(len(source), seed, purpose="split").indices(0, len(source))
+    pieces = torch.split(shuffled[: sum(counts.values())], list(counts.values()))
+    return Sources(**{role: Subset(source, piece) for role, piece in zip(counts, pieces, strict=True) if len(piece)})
+
+
+def _counts(length: int, parts: Mapping[str, float | int]) -> dict[str, int]:
+    edges, taken, fraction = {}, 0, 0.0
+    for role, part in parts.items():
+        if part < 0:
+            raise UserError(f"split.{role} is {part}; it must not be negative")
+        if isinstance(part, int):
+            edges[role] = part
+        else:
+            fraction += part
+            edges[role] = round(fraction * length) - round((fraction - part) * length)
+        taken += edges[role]
+    if taken > length:
+        raise UserError(f"split asks for {taken} samples ({dict(parts)}), but there are {length}")
+    return edges
+
+
+class Arrays(Sources):
+    """Named arrays of one `.npz` file, one row a sample, split at random into train, val and test."""
+
+    def __init__(self, path: str, split: dict[str, float | int] | None = None, split_seed: int = 0) -> None:
+        """Read `path`; the task decides which array is what (`input`, `target` by default)."""
+        whole = TensorSource(_read_npz(Path(path)))
+        parts = split_source(whole, split or {"train": 0.8, "val": 0.1, "test": 0.1}, split_seed)
+        super().__init__(parts.train, parts.val, parts.test, whole)
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}: set data.path to an .npz file with one row a sample") from None
+    except (ValueError, OSError, AttributeError) as error:
+        raise UserError(f"cannot read {path} as an .npz file of plain arrays: {error}") from None

@@ -1,0 +1,68 @@
+"""Transforms of a batch that run in the step, on the device: callables from batch to batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoscale.data.batches import Batch
+
+
+class Divide:
+    """Turn stored integers into floating point numbers and divide them, such as pixels by 255."""
+
+    def __init__(self, by: float, key: str = "input") -> None:
+        """Divide `batch[key]` by a number."""
+        if by == 0:
+            raise ValueError("Divide needs a number other than 0 in `by`")
+        self.by = by
+        self.key = key
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with `key` divided."""
+        return _with(batch, self.key, _floating(batch[self.key]) / self.by)
+
+
+class Normalize:
+    """Subtract a mean and divide by a standard deviation, a number or one for each channel."""
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float], key: str = "input") -> None:
+        """Normalise `batch[key]`; per-channel values belong to its second dimension."""
+        self.mean = mean
+        self.std = std
+        self.key = key
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with `key` normalised."""
+        values = _floating(batch[self.key])
+        normal = (values - self._per_channel(self.mean, values)) / self._per_channel(self.std, values)
+        return _with(batch, self.key, normal)
+
+    def _per_channel(self, numbers: Any, values: Tensor) -> Any:
+        if isinstance(numbers, int | float):
+            return numbers
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        # made of Python numbers, one fill a channel: a copy from the host could not be captured
+        columns = [torch.full((1,), number, dtype=values.dtype, device=values.device) for number in numbers]
+        return torch.cat(columns).view(shape)
+
+
+class Flatten:
+    """Make one row of every sample."""
+
+    def __init__(self, key: str = "input") -> None:
+        """Flatten `batch[key]` to (batch, features)."""
+        self.key = key
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with `key` flattened."""
+        return _with(batch, self.key, batch[self.key].flatten(1))
+
+
+def _with(batch: Batch, key: str, value: Tensor) -> Batch:
+    return {**batch, key: value}
+
+
+def _floating(values: Tensor) -> Tensor:
+    return values if values.is_floating_point() else values.to(torch.get_default_dtype())
