@@ -1,0 +1,151 @@
+"""The recipe sections that the engine reads."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from isoscale.config import Config, OpenConfig
+from isoscale.engine.cadence import CadenceText
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Limit = Positive | Fraction | None
+"""A number of batches (an integer) or a fraction of them (0 < x <= 1, written with a point)."""
+
+
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, int) else value
+
+
+class Optimizer(OpenConfig):
+    """Which optimizer updates the weights. Further keys are its own arguments (`betas`, `momentum`, …)."""
+
+    name: str = "adam"
+    """Any optimizer of torch, in lower case: adam, adamw, sgd, rmsprop, muon, adagrad, nadam, radam, …"""
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """The learning rate that the schedule starts from, before `schedule.scale`."""
+
+
+class Schedule(Config):
+    """How the learning rate moves: a pure function of the step (plateau: of the metric's history too)."""
+
+    name: Literal["constant", "cosine", "exponential", "step", "linear", "onecycle", "plateau"] = "constant"
+    """The shape of the curve."""
+    start: Annotated[float, Field(gt=0)] | None = None
+    """Learning rate after the warm-up; by default `optimizer.lr`. For onecycle, where the rise begins (peak / 25)."""
+    end: Annotated[float, Field(ge=0)] | None = None
+    """Learning rate at the last step (plateau: the floor). By default 0; exponential without `gamma` needs it."""
+    warmup: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)] = 0
+    """Linear rise from zero: a number of steps, or a fraction of all steps. For onecycle, the rising part (0.3)."""
+    gamma: Annotated[float, Field(gt=0)] | None = None
+    """Factor of each drop: exponential and step every `every` steps, plateau when the metric stalls (0.1)."""
+    every: Positive | None = None
+    """Steps between two drops of exponential (staircase) and step."""
+    milestones: list[Positive] | None = None
+    """Steps at which `step` drops, instead of `every`."""
+    monitor: str = "val/loss"
+    """The metric that plateau watches."""
+    mode: Literal["min", "max"] = "min"
+    """Whether a smaller or a larger value of `monitor` is better."""
+    patience: Annotated[int, Field(ge=0)] = 10
+    """Evaluations without improvement before plateau drops the learning rate."""
+    threshold: Annotated[float, Field(ge=0)] = 1e-4
+    """Smallest relative improvement that plateau counts."""
+    scale: Literal["none", "sqrt", "linear"] = "none"
+    """Multiply the learning rate by the root, or by the ratio, of `data.batch_size` to `base_batch_size`."""
+    base_batch_size: Positive | None = None
+    """The global batch size for which `optimizer.lr` was chosen; needed by `scale`."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Schedule":
+        if self.scale != "none" and self.base_batch_size is None:
+            raise ValueError(f"scale: {self.scale} needs base_batch_size, the batch for which the lr was chosen")
+        if self.name == "step" and (self.every is None) == (self.milestones is None):
+            raise ValueError("the step schedule needs either every (steps between drops) or milestones")
+        if self.name == "exponential" and self.gamma is None and not self.end:
+            raise ValueError("the exponential schedule needs end (the last learning rate, above 0) or gamma and every")
+        if self.name == "exponential" and self.gamma is not None and self.every is None:
+            raise ValueError("exponential with gamma needs every, the number of steps between two drops")
+        return self
+
+
+class EarlyStopping(Config):
+    """End the training when a metric stops improving."""
+
+    monitor: str = "val/loss"
+    """The metric to watch, as it appears in metrics.jsonl."""
+    mode: Literal["min", "max"] = "min"
+    """Whether a smaller or a larger value is better."""
+    patience: Positive = 10
+    """Evaluations without improvement before training ends."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """Smallest change that counts as an improvement."""
+
+
+class LossWeight(Config):
+    """The weight of one named loss term, moving linearly over the training."""
+
+    start: float
+    """Weight at the first step."""
+    end: float
+    """Weight at the last step."""
+
+
+class Train(Config):
+    """How long and how the model is trained."""
+
+    epochs: Positive | None = 10
+    """Passes over the training data. Training ends at `epochs` or `steps`, whichever comes first."""
+    steps: Positive | None = None
+    """Optimizer updates in total."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = "auto"
+    """Where to train; auto takes the accelerator that is there."""
+    precision: Annotated[Literal["auto", "32", "tf32", "bf16", "fp16", "64"], BeforeValidator(_as_text)] = "auto"
+    """Arithmetic: 32 (IEEE float32), tf32, bf16 and fp16 (mixed, weights stay float32), 64. auto is tf32 on CUDA and
+    32 elsewhere."""
+    program: Literal["auto", "eager", "compiled", "graphed", "compiled+graphed"] = "auto"
+    """How a step runs: eager, compiled by torch.compile, or captured whole into a graph and replayed. auto captures
+    on CUDA whatever matches eager to the bit."""
+    steps_per_launch: Positive | Literal["auto"] = "auto"
+    """Steps the host hands to the device at a time. Never changes the result."""
+    accumulate: Positive = 1
+    """Cut each batch into this many micro-batches in time, to save memory."""
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """Largest norm of the whole gradient; longer gradients are scaled down to it."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an exponential moving average of the weights, which is then evaluated and returned; 0.999 is usual."""
+    loss_weights: dict[str, float | LossWeight] = {}
+    """Weights of the named terms when the task's loss is a dict; a number, or {start, end}. Terms left out weigh 1."""
+    early_stopping: EarlyStopping | None = None
+    """End the training when a metric stops improving."""
+    evaluate: CadenceText = "1 epoch"
+    """How often to evaluate on the validation data: "1 epoch", "500 steps", "never"."""
+    limit_train_batches: Limit = None
+    """Use only so many training batches an epoch: a number, or a fraction such as 0.1."""
+    limit_val_batches: Limit = None
+    """Use only so many validation batches: a number, or a fraction such as 0.1."""
+    limit_test_batches: Limit = None
+    """Use only so many test batches: a number, or a fraction such as 0.1."""
+    overfit_batches: Limit = None
+    """Train and validate on the same few batches, to see whether the model can learn at all."""
+    threads: Positive | Literal["auto"] = "auto"
+    """CPU threads for tensor operations; auto takes the cores of the job. Decided at the first start and kept."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> "Train":
+        if self.epochs is None and self.steps is None:
+            raise ValueError("training would never end: set epochs or steps")
+        return self
+
+
+class Checkpoint(Config):
+    """When the state of the run is saved, and what is kept."""
+
+    every: CadenceText = "1 epoch"
+    """"2 epochs", "500 steps", "10 minutes" or "never" (the end of training and a stop are always saved)."""
+    keep: Annotated[int, Field(ge=2)] = 2
+    """How many recent checkpoints are kept; the best one is kept besides."""
+    monitor: str = "val/loss"
+    """The metric that decides which checkpoint is `best`; without validation data, the last one is."""
+    mode: Literal["min", "max"] = "min"
+    """Whether a smaller or a larger value of `monitor` is better."""

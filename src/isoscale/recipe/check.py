@@ -1,0 +1,70 @@
+"""Check the components that a recipe names, before anything is allocated."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from isoscale.data.config import Data
+from isoscale.engine.config import Optimizer
+from isoscale.recipe.components import check, check_call, check_nested
+from isoscale.recipe.load import LoadedRecipe
+from isoscale.recipe.optimizers import optimizer_problems
+from isoscale.recipe.problems import Problem, RecipeError, with_origin
+from isoscale.recipe.schema import Task
+from isoscale.recipe.validation import section_keys
+
+
+def check_recipe(loaded: LoadedRecipe) -> None:
+    """Raise RecipeError with every component that cannot be built as the recipe says."""
+    problems = component_problems(loaded.values)
+    if problems:
+        raise RecipeError([with_origin(problem, loaded.origins) for problem in problems])
+
+
+def component_problems(values: dict[str, Any], schema_problems: Sequence[Problem] = ()) -> list[Problem]:
+    """The problems of task, data and optimizer, from values that need not have passed the schema.
+
+    A section that is written under a misspelt name is left alone: its default would be checked in its place.
+    """
+    misspelt = {problem.suggestion for problem in schema_problems if len(problem.path) == 1}
+    checks = {"task": _check_task, "data": _check_data, "optimizer": _check_optimizer}
+    problems: list[Problem] = []
+    for name, check_section in checks.items():
+        section = values.get(name, {})
+        if isinstance(section, dict) and not (name in misspelt and name not in values):
+            problems += check_section(section)
+    return problems
+
+
+def _check_task(section: dict[str, Any]) -> list[Problem]:
+    model = section.get("model")
+    arguments = _arguments("task", section) | ({} if model is None else {"model": {"class": model}})
+    problems = _check_class("task", section, Task().class_, arguments)
+    return problems + ([] if model is None else check(model, ("task", "model")))
+
+
+def _check_data(section: dict[str, Any]) -> list[Problem]:
+    problems = _check_class("data", section, Data().class_, _arguments("data", section))
+    transforms = section.get("transforms")
+    for position, transform in enumerate(transforms if isinstance(transforms, list) else []):
+        problems += check(transform, ("data", "transforms", position))
+    return problems
+
+
+def _check_optimizer(section: dict[str, Any]) -> list[Problem]:
+    name = section.get("name", Optimizer().name)
+    return optimizer_problems(name, _arguments("optimizer", section)) if isinstance(name, str) else []
+
+
+def _arguments(name: str, section: dict[str, Any]) -> dict[str, Any]:
+    fields = section_keys((name,))
+    return {key: value for key, value in section.items() if key not in fields}
+
+
+def _check_class(name: str, section: dict[str, Any], default: str, arguments: dict[str, Any]) -> list[Problem]:
+    class_name = section.get("class", default)
+    if not isinstance(class_name, str):
+        return []  # the schema has said so
+    problems = check_call(class_name, (name, "class"), arguments, (name,), frozenset(), section_keys((name,)))
+    misspelt = [problem for problem in problems if problem.suggestion == "class"]
+    nested = {key: value for key, value in arguments.items() if key != "model"}
+    return misspelt or problems + check_nested(nested, (name,))

@@ -1,0 +1,144 @@
+"""Components: the classes that a recipe names, found by short name or class path and built with their arguments."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from isoscale.data.config import Data
+from isoscale.errors import UserError
+from isoscale.recipe.arguments import check_arguments
+from isoscale.recipe.names import SHORT_NAMES
+from isoscale.recipe.problems import KeyPath, Problem, nearest
+from isoscale.recipe.schema import Task
+from isoscale.recipe.tree import children
+from isoscale.recipe.wording import found
+
+Spec = str | Mapping[str, Any]
+"""A component in a recipe: a name, or a mapping with `class` and the arguments beside it."""
+
+
+class UnknownComponent(UserError):
+    """A name that leads to no class, with the name that was probably meant."""
+
+    def __init__(self, message: str, suggestion: str | None = None) -> None:
+        super().__init__(f'{message}; did you mean "{suggestion}"?' if suggestion else message)
+        self.message = message
+        self.suggestion = suggestion
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The class or function that a short name, `package.module.Class` or `package.module:Class` stands for."""
+    path = SHORT_NAMES.get(name.lower(), name)
+    module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
+    if not module_name or not attribute:
+        known = ", ".join(sorted(SHORT_NAMES))
+        raise UnknownComponent(
+            f'there is no component "{name}"; write package.module.Class, or one of {known}', nearest(name, SHORT_NAMES)
+        )
+    target: Any = _import(module_name, name)
+    for part in attribute.split("."):
+        target = _attribute(target, part, module_name)
+    if not callable(target):
+        raise UnknownComponent(f'"{name}" is a {type(target).__name__}, not a class or function')
+    return target
+
+
+def _import(module_name: str, name: str) -> ModuleType:
+    _make_working_directory_importable()
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            message = f'there is no module "{error.name}" for "{name}" (looked in {os.getcwd()} and installed packages)'
+            raise UnknownComponent(message) from None
+        raise UnknownComponent(f"importing {module_name} failed: {error}") from error
+    except Exception as error:
+        raise UnknownComponent(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
+
+
+def _make_working_directory_importable() -> None:
+    """Let recipes name classes in the user's own files, also when started through an installed command."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    importlib.invalidate_caches()
+
+
+def _attribute(owner: Any, name: str, module_name: str) -> Any:
+    if hasattr(owner, name):
+        return getattr(owner, name)
+    public = [other for other in dir(owner) if not other.startswith("_")]
+    raise UnknownComponent(f'{module_name} has no "{name}"', nearest(name, public))
+
+
+def as_mapping(spec: Spec) -> dict[str, Any]:
+    """A component as a mapping, also when it is written as its name alone."""
+    return {"class": spec} if isinstance(spec, str) else dict(spec)
+
+
+def task_spec(task: Task) -> dict[str, Any]:
+    """The task of a recipe as a component; the model is one of its arguments."""
+    model = {} if task.model is None else {"model": as_mapping(task.model)}
+    return {"class": task.class_, **task.arguments, **model}
+
+
+def data_spec(data: Data) -> dict[str, Any]:
+    """The data of a recipe as a component; batch size and the like are the engine's and stay out."""
+    return {"class": data.class_, **data.arguments}
+
+
+def instantiate(spec: Spec, **provided: Any) -> Any:
+    """Build a component: first the components among its arguments, then itself, with `provided` as well."""
+    mapping = as_mapping(spec)
+    arguments = {key: _build(value) for key, value in mapping.items() if key != "class"}
+    try:
+        return resolve(mapping["class"])(**arguments, **provided)
+    except Exception as error:
+        error.add_note(f"while building {mapping['class']} from the recipe")
+        raise
+
+
+def _build(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return instantiate(value) if "class" in value else {key: _build(child) for key, child in value.items()}
+    return [_build(item) for item in value] if isinstance(value, list) else value
+
+
+def check(spec: Any, path: KeyPath, provided: frozenset[str] = frozenset()) -> list[Problem]:
+    """What would keep a component from being built, found without building it."""
+    if not isinstance(spec, str | Mapping) or (isinstance(spec, Mapping) and "class" not in spec):
+        message = f"expected a component (a short name, or a mapping with class and its arguments), found {found(spec)}"
+        return [Problem(path, message)]
+    mapping = as_mapping(spec)
+    place = path if isinstance(spec, str) else (*path, "class")
+    arguments = {key: value for key, value in mapping.items() if key != "class"}
+    return check_call(mapping["class"], place, arguments, path, provided) + check_nested(arguments, path)
+
+
+def check_call(
+    name: Any,
+    place: KeyPath,
+    arguments: dict[str, Any],
+    path: KeyPath,
+    provided: frozenset[str] = frozenset(),
+    neighbours: Iterable[str] = (),
+) -> list[Problem]:
+    """Whether the class called `name` (written at `place`) exists and takes the arguments (written at `path`)."""
+    if not isinstance(name, str):
+        return [Problem(place, f"expected the name of a class, found {found(name)}")]
+    try:
+        target = resolve(name)
+    except UnknownComponent as error:
+        return [Problem(place, error.message, None, error.suggestion)]
+    return check_arguments(target, arguments, path, provided, neighbours)
+
+
+def check_nested(value: Any, path: KeyPath) -> list[Problem]:
+    """Check the components among arguments, in lists and mappings too."""
+    problems = []
+    for key, child in children(value):
+        is_component = isinstance(child, Mapping) and "class" in child
+        problems += check(child, (*path, key)) if is_component else check_nested(child, (*path, key))
+    return problems
