@@ -1,0 +1,62 @@
+"""Everyone who watches a run, as one observer."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Literal
+
+from isoscale.errors import UserError
+from isoscale.observe.events import Event, Note, Observer
+
+
+class Observers:
+    """Tells every observer; one that fails is dropped with a warning to the rest.
+
+    An observer that the run cannot go on without, such as the metric log, raises a UserError, which ends the run.
+    """
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = list(observers)
+
+    def add(self, observer: Observer) -> None:
+        """One more who is told from now on."""
+        self._observers.append(observer)
+
+    def notify(self, event: Event) -> None:
+        """Tell all."""
+        for observer in list(self._observers):
+            try:
+                observer.notify(event)
+            except UserError:
+                raise
+            except Exception as error:
+                self._drop(observer, error)
+
+    def note(self, text: str, level: Literal["debug", "info", "warning", "error"] = "info") -> None:
+        """Tell all one line that the user should know."""
+        self.notify(Note(text, level))
+
+    def close(self) -> None:
+        """Close all, also when one fails; what the run cannot do without is raised at the end."""
+        failure: UserError | None = None
+        while self._observers:
+            observer = self._observers[0]
+            try:
+                observer.close()
+                self._observers.remove(observer)
+            except UserError as error:
+                failure = failure or error
+                self._observers.remove(observer)
+            except Exception as error:
+                self._drop(observer, error)
+        if failure:
+            raise failure
+
+    def _drop(self, observer: Observer, error: Exception) -> None:
+        if observer not in self._observers:
+            return
+        self._observers.remove(observer)
+        with suppress(Exception):
+            observer.close()
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+        self.note(f"{type(observer).__name__} failed and is switched off, training goes on: {reason}{where}", "warning")

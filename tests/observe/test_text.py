@@ -1,0 +1,70 @@
+"""Numbers and durations as people read them."""
+
+import math
+
+import pytest
+
+from isoscale.observe.events import EpochEnded, Started
+from isoscale.observe.text import clock, duration, epoch_line, number, plain_number, table
+
+STARTED = Started("images/digits", "runs/a", [], step=0, num_steps=690, steps_per_epoch=23)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.213449, "0.2134"),
+        (0.941, "0.9410"),
+        (0.0, "0.000"),
+        (-12.3456, "-12.35"),
+        (0.99999, "1.000"),
+        (9999.4, "9999"),
+        (9999.6, "10000"),
+        (123456.7, "123457"),
+        (0.00012, "0.0001200"),
+        (1.2e-5, "1.200e-05"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_metrics_have_four_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_other_numbers_have_no_trailing_zeros() -> None:
+    assert [plain_number(value) for value in (0.001, 12340.4, 3.0)] == ["0.001", "12,340", "3"]
+
+
+def test_durations_grow_from_seconds_to_days() -> None:
+    assert [duration(0.42), duration(59.96), duration(125)] == ["0.4 s", "1:00", "2:05"]
+    assert [clock(12), clock(3725), clock(2 * 86400 + 3 * 3600)] == ["0:12", "1:02:05", "2 d 03:00"]
+
+
+def test_an_epoch_is_one_line_with_a_place_for_every_value() -> None:
+    values = {
+        "val/loss": 0.1822,
+        "lr": 0.001,
+        "train/accuracy_epoch": 0.941,
+        "train/loss_epoch": 0.2134,
+        "val/accuracy": 0.951,
+        "time/gather": 0.5,
+    }
+    assert epoch_line(EpochEnded(69, 2, values, seconds=0.4, best=True), STARTED) == (
+        "epoch  3/30  step  69  train loss 0.2134  accuracy 0.9410 | val loss 0.1822  accuracy 0.9510 "
+        "| lr 0.001   time/gather 0.5     *  0.4 s"
+    )
+
+
+def test_only_the_best_epoch_has_a_star() -> None:
+    assert "*" not in epoch_line(EpochEnded(69, 2, {"val/loss": 0.1}, seconds=0.4), STARTED)
+
+
+def test_an_epoch_line_that_is_too_wide_is_broken_between_groups() -> None:
+    values = {"train/loss_epoch": 0.2, "train/accuracy_epoch": 0.9, "val/loss": 0.1, "lr": 0.001}
+    lines = epoch_line(EpochEnded(69, 2, values, seconds=0.4), STARTED, width=80).split("\n")
+    assert len(lines) == 2 and max(map(len, lines)) <= 80
+    assert lines[0].index("train") == lines[1].index("val") and "lr" in lines[1]
+
+
+def test_a_table_keeps_texts_of_several_lines_in_their_column() -> None:
+    assert table([("a", "one\ntwo")]) == ["  a             one", "                two"]
