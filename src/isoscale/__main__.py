@@ -1,0 +1,5 @@
+"""`python -m isoscale`."""
+
+from isoscale.cli.main import run
+
+run()

@@ -1,0 +1,122 @@
+"""The Python calls: train, test and predict, from scripts and notebooks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from isoscale.engine import accelerator as accelerators
+from isoscale.engine.assembly import place
+from isoscale.engine.evaluate import evaluate
+from isoscale.engine.evaluate import predict as predict_all
+from isoscale.engine.precision import Precision, resolve
+from isoscale.engine.recorder import Recorder
+from isoscale.engine.roles import Role, RoleMaker
+from isoscale.engine.settings import Settings
+from isoscale.engine.stage import Stage
+from isoscale.engine.step import Forward
+from isoscale.errors import UserError
+from isoscale.recipe.components import data_spec, instantiate
+from isoscale.recipe.load import LoadedRecipe, load_recipe
+from isoscale.run import Run
+from isoscale.session import Given, open_session
+
+
+def train(recipe: str | Path | dict[str, Any] | None = None, run: str | Path | None = None, **overrides: Any) -> Run:
+    """Train a recipe: a preset's name, a file or a dict, with overrides such as `**{"train.epochs": 3}`.
+
+    With `run`, the run in that directory is continued if there is one.
+    """
+    session = open_session(recipe, overrides, run).train()
+    assert session.directory is not None
+    return Run(session.directory.path)
+
+
+def develop(recipe: str | Path | dict[str, Any] | None, overrides: Any, num_batches: int) -> dict[str, float]:
+    """A few batches of everything (training, validation, test), nothing saved: does it run at all?"""
+    few = {f"train.limit_{role}_batches": num_batches for role in ("train", "val", "test")}
+    given = (
+        list(overrides)
+        if not isinstance(overrides, Mapping)
+        else [f"{key}={value}" for key, value in overrides.items()]
+    )
+    limits = [f"{key}={value}" for key, value in {**few, "train.epochs": 1, "observe.every": 1}.items()]
+    session = open_session(recipe, given + limits, None, save=False).train()
+    return {**session.engine.progress.values, **session.evaluate("test")}
+
+
+class Trainer:
+    """Trains tasks and data that were made in Python, by a recipe's other sections."""
+
+    def __init__(
+        self, recipe: str | Path | dict[str, Any] | None = None, run: str | Path | None = None, **overrides: Any
+    ) -> None:
+        """A recipe (its `task` and `data.class` are not used), and where the run goes or continues."""
+        self._recipe = {} if recipe is None else recipe
+        self._run = run
+        self._overrides = overrides
+
+    def fit(self, task: nn.Module, data: Any) -> Run:
+        """Train `task` on `data`: `isoscale.Sources`, a LightningDataModule, a loader, a Dataset or tensors."""
+        session = open_session(self._recipe, self._overrides, self._run, Given(task, data)).train()
+        assert session.directory is not None
+        return Run(session.directory.path, task)
+
+
+class _Application:
+    """A finished run's task on the device, ready to be applied to data."""
+
+    def __init__(self, run: Run, checkpoint: str | None, data: Any, device: str) -> None:
+        self.loaded: LoadedRecipe = load_recipe(run.directory.recipe)
+        recipe = self.loaded.recipe
+        self.settings = Settings(seed=recipe.seed, train=recipe.train, data=recipe.data)
+        decided = run.record["decided"]
+        self.accelerator = accelerators.find(device)
+        same = self.accelerator.kind == decided["device"]
+        self.precision = (
+            Precision(decided["precision"], self.accelerator.kind)
+            if same
+            else resolve(recipe.train.precision, self.accelerator)
+        )
+        self.task = run.task(checkpoint)
+        place(self.task, self.accelerator, self.precision, False, lambda text: None)
+        self._data = instantiate(data_spec(recipe.data)) if data is None else data
+
+    def role(self, name: str) -> Role:
+        limit = self.settings.train.limit_test_batches if name == "test" else None
+        role = RoleMaker(self._data, self.settings, self.accelerator).evaluation(name, limit)
+        if role is None:
+            raise UserError(f"this run's data has no {name} part")
+        return role
+
+    def forward(self, stage: str) -> Forward:
+        transforms = [instantiate(transform) for transform in self.loaded.recipe.data.transforms]
+        recorder = Recorder(self.accelerator.device)
+        return Forward(self.task, Stage(stage, self.task, recorder), transforms, self.precision)
+
+
+def test(
+    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
+) -> dict[str, float]:
+    """The metrics of a run's best weights (or of another checkpoint) on its test data."""
+    application = _Application(_as_run(run), checkpoint, data, device)
+    with application.precision.applied():
+        part = application.role(role)
+        return evaluate(application.forward("val" if role == "val" else "test"), part.feed, part.plan)
+
+
+def predict(
+    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
+) -> dict[str, torch.Tensor]:
+    """What a run's best weights predict for every sample of a part of its data, in the order of the source."""
+    application = _Application(_as_run(run), checkpoint, data, device)
+    with application.precision.applied():
+        part = application.role(role)
+        found = predict_all(application.forward("predict"), part.feed, part.plan)
+    return found if isinstance(found, dict) else {"prediction": found}
+
+
+def _as_run(run: str | Path | Run) -> Run:
+    return run if isinstance(run, Run) else Run.find(str(run))

@@ -1,0 +1,47 @@
+"""`isoscale train`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="Preset or file; by default images/digits.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Such as optimizer.lr=3e-4; ~key deletes.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Directory of the run; continued if there is one already.")
+    ] = None,
+    dev: Annotated[
+        int | None, typer.Option("--dev", min=1, help="Only so many batches of everything, and nothing saved.")
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, typer.Option("--log-level", help="observe.level")
+    ] = None,
+    log_format: Annotated[Literal["text", "json"] | None, typer.Option("--log-format", help="observe.format")] = None,
+) -> None:
+    """Train a recipe, or continue a run."""
+    words = list(overrides or [])
+    if recipe is not None and ("=" in recipe or recipe.startswith("~")):
+        words.insert(0, recipe)
+        recipe = None
+    words += [f"observe.level={log_level}"] * (log_level is not None)
+    words += [f"observe.format={log_format}"] * (log_format is not None)
+    if dev is not None:
+        _develop(recipe, words, dev, run)
+        return
+    from isoscale.session import open_session
+
+    open_session(recipe, words, run).train()
+
+
+def _develop(recipe: str | None, words: list[str], num_batches: int, run: Path | None) -> None:
+    from isoscale.api import develop
+    from isoscale.errors import UserError
+
+    if run is not None:
+        raise UserError("--dev saves nothing, so that --run has no meaning beside it; leave one of them out")
+    for name, value in develop(recipe, words, num_batches).items():
+        print(f"{name} {value:.4g}")

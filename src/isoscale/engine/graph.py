@@ -1,0 +1,181 @@
+"""The graphed program: whole steps, several at a time, captured once and replayed.
+
+The first steps of a run are trained eagerly; they are the warm-up, so that capturing moves nothing. A capture is then
+rehearsed: replay and eager execution of the same steps must agree to the bit, or the program is not used.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoscale.data.batches import BatchPlan
+from isoscale.data.residency import Feed, Slot
+from isoscale.engine import metrics
+from isoscale.engine.accelerator import Accelerator
+from isoscale.engine.programs import EagerProgram, Inputs, launches
+from isoscale.engine.state import Registry
+from isoscale.engine.step import Step
+from isoscale.errors import UserError
+
+NUM_WARMUP = 3
+
+
+class CaptureRefused(UserError):
+    """The step cannot be captured, and why."""
+
+
+@dataclass
+class Captured:
+    """A graph of several steps, and the tensors through which the host feeds it."""
+
+    graph: torch.cuda.CUDAGraph
+    slot: Slot
+    rates: Tensor
+    weights: Tensor | None
+    number: Tensor
+    counted: list[float]
+    """What one replay adds to the weights that the recorder counts on the host."""
+
+
+class GraphedProgram:
+    """Replays captured launches; steps before the first capture run eagerly."""
+
+    def __init__(
+        self, step: Step, feed: Feed, plan: BatchPlan, inputs: Inputs, steps_per_launch: int, registry: Registry,
+        accelerator: Accelerator, fall_back: Callable[[str], None] | None,
+    ) -> None:  # fmt: skip
+        """`fall_back` is told why a capture is refused and training goes on eagerly; None makes that an error."""
+        self._step = step
+        self._eager = EagerProgram(step, feed, plan, inputs, steps_per_launch)
+        self._feed = feed
+        self._plan = plan
+        self._inputs = inputs
+        self._steps_per_launch = steps_per_launch
+        self._registry = registry
+        self._accelerator = accelerator
+        self._fall_back = fall_back
+        self._graphs: dict[tuple[int, int], Captured] = {}
+        self._pool: Any = None
+        self._warm = 0
+        self.refused: str | None = None
+        """Why training goes on eagerly, if it does."""
+
+    def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """Replay launches of several steps, and of single ones for the rest."""
+        start = self._warm_up(start, stop, interrupted)
+        if self.refused is not None:
+            return self._eager.run(start, stop, interrupted)
+        for number, count in launches(start, stop, self._steps_per_launch):
+            if interrupted():
+                return number
+            if not self._launch(number, count):
+                return self._eager.run(number + count, stop, interrupted)
+        return stop
+
+    def _warm_up(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """Train the first steps eagerly, and see whether they draw on torch's generator."""
+        if self._warm >= NUM_WARMUP or self.refused is not None:
+            return start
+        end = min(stop, start + NUM_WARMUP - self._warm)
+        done = self._eager.run(start, end, interrupted)
+        self._warm += done - start
+        generator = torch.cuda.default_generators[self._accelerator.device.index or 0]
+        if done > start and generator.get_offset() != 0:
+            self._refuse("the step draws on torch's random generator")
+        if any(not metrics.in_place(metric) for metric in self._step.forward.stage.metrics.values()):
+            self._refuse("the task logs torchmetrics objects that it does not update in place")
+        return done
+
+    def _launch(self, number: int, count: int) -> bool:
+        """Run the steps of a launch; False if they turned out not to be capturable and ran eagerly."""
+        key = count, self._plan.size(number)
+        if key in self._graphs:
+            self._replay(self._graphs[key], number, count)
+            return True
+        before, reseed = self._registry.snapshot(), self._step.reseed
+        counted = list(self._step.recorder.counted)
+        try:
+            self._graphs[key] = self._capture(number, count)
+            reason = before.replaced(self._registry)
+        except Exception as error:  # whatever a user's step does that a capture does not allow
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        if reason is None:
+            self._rehearse(self._graphs[key], number, count)
+            return self.refused is None
+        torch.cuda.synchronize()
+        self._step.recorder.counted, self._step.reseed = counted, reseed
+        before.restore(self._registry)
+        self._refuse(reason)
+        self._eager.run(number, number + count, lambda: False)
+        return False
+
+    def _capture(self, number: int, count: int) -> Captured:
+        device = self._accelerator.device
+        slot = self._feed.slot(number, count)
+        slot.fill(number)
+        captured = Captured(
+            torch.cuda.CUDAGraph(), slot,
+            torch.empty(count, device=device),
+            torch.empty(count, len(self._inputs.weights), device=device) if self._inputs.weights else None,
+            torch.zeros((), dtype=torch.int64, device=device), [],
+        )  # fmt: skip
+        self._fill(captured, number, count)
+        recorder = self._step.recorder
+        before = list(recorder.counted)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(captured.graph, pool=self._pool, stream=torch.cuda.current_stream()):
+            self._trace(captured, number, count)
+        self._pool = self._pool or captured.graph.pool()
+        captured.counted = [after - earlier for after, earlier in zip(recorder.counted, before, strict=True)]
+        recorder.counted = before
+        return captured
+
+    def _trace(self, captured: Captured, number: int, count: int) -> None:
+        """Issue the operations of the launch into the graph."""
+        step, keyed = self._step, self._step.random.used
+        reseed, step.reseed = step.reseed, None
+        for offset in range(count):
+            weights = {} if captured.weights is None else self._inputs.named(captured.weights[offset])
+            time = captured.number + offset if keyed else 0
+            batch_idx = (number + offset) % self._plan.steps_per_epoch
+            rate = captured.rates[offset] if self._inputs.tensor_lr else self._inputs.rates(number + offset, 1)[0]
+            step(captured.slot.parts(offset), number + offset, batch_idx, rate, weights, time)
+        step.reseed = reseed
+
+    def _fill(self, captured: Captured, number: int, count: int) -> None:
+        captured.rates.copy_(self._inputs.rate_tensor([self._inputs.rate(number + k) for k in range(count)]))
+        if captured.weights is not None:
+            captured.weights.copy_(self._inputs.weight_rows(number, count))
+        captured.number.fill_(number)
+
+    def _replay(self, captured: Captured, number: int, count: int) -> None:
+        captured.slot.fill(number)
+        self._fill(captured, number, count)
+        captured.graph.replay()
+        recorder = self._step.recorder
+        recorder.counted = [total + more for total, more in zip(recorder.counted, captured.counted, strict=True)]
+
+    def _rehearse(self, captured: Captured, number: int, count: int) -> None:
+        """Replay, go back, run the same steps eagerly: what remains is the eager result, and the two must agree."""
+        counted = list(self._step.recorder.counted)
+        before = self._registry.snapshot()
+        self._replay(captured, number, count)
+        replayed = self._registry.snapshot()
+        before.restore(self._registry)
+        self._step.recorder.counted = counted
+        self._eager.run(number, number + count, lambda: False)
+        differs = self._registry.snapshot().difference(replayed)
+        if differs is not None:
+            self._refuse(f"replaying it does not give the bits of running it ({differs})")
+
+    def _refuse(self, reason: str) -> None:
+        self._graphs.clear()
+        self.refused = reason
+        if self._fall_back is None:
+            raise CaptureRefused(
+                f"train.program is graphed, but the step cannot be captured: {reason}; use train.program=auto"
+            )
+        self._fall_back(reason)

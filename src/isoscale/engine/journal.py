@@ -1,0 +1,112 @@
+"""From accumulators on the device to what people see: one read-back a window, handled while the device goes on."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from isoscale.engine.recorder import Reading, means
+from isoscale.engine.stage import Stage
+from isoscale.errors import UserError
+from isoscale.observe.events import Logged
+from isoscale.observe.observers import Observers
+
+
+class NotFinite(UserError):
+    """The training broke down: a loss or gradient was NaN or infinite."""
+
+
+@dataclass
+class _Pending:
+    step: int
+    epoch: int
+    samples: int
+    reading: Reading
+    extra: dict[str, float]
+
+
+class Journal:
+    """Reads the accumulators of the training stage and tells the observers."""
+
+    def __init__(self, stage: Stage, observers: Observers, latch: Tensor | None) -> None:
+        """A journal of `stage`; `latch` is read along and says whether a gradient was not finite."""
+        self._stage = stage
+        self._observers = observers
+        self._latch = latch
+        self._pending: _Pending | None = None
+        self._before: dict[str, tuple[float, float]] = {}
+        self._last: tuple[int, int] = (0, 0)
+        """Step and samples of the last log."""
+        self._clock = time.perf_counter()
+        self.rates: list[tuple[int, float]] = []
+        """(samples, seconds) of every window of this process, the first one left out: it holds warm-up."""
+        self._first = True
+
+    def restart_clock(self) -> None:
+        """Leave out the time since the last log: it went into something else than training."""
+        self.flush()
+        self._clock = time.perf_counter()
+
+    def begin(self, step: int, epoch: int, samples: int, extra: dict[str, float]) -> None:
+        """Start reading the window that ends at `step`; it is told at the next `flush`."""
+        self.flush()
+        self._pending = _Pending(step, epoch, samples, self._stage.recorder.read(self._latch), extra)
+
+    def flush(self) -> None:
+        """Tell what was read; waits only for work that was issued before the reading."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        pairs = pending.reading.pairs()
+        values = means(pairs, self._before)
+        self._check(pending, values)
+        self._before = pairs
+        named = {self._stage.full_name(name): value for name, value in values.items()}
+        rate = self._rate(pending)
+        self._last = pending.step, pending.samples
+        self._observers.notify(Logged(pending.step, pending.epoch, {**named, **pending.extra, **rate}))
+
+    def _check(self, pending: _Pending, values: dict[str, float]) -> None:
+        loss = values.get("loss", 0.0)
+        if pending.reading.flag or not math.isfinite(loss):
+            raise NotFinite(
+                f"a loss or gradient became NaN or infinite between step {self._last[0]} and step {pending.step} "
+                f"(mean loss {loss:g}); nothing was saved since, the last checkpoint is good. Try a smaller "
+                "optimizer.lr, a longer schedule.warmup, train.clip=1, or look for bad samples in the data"
+            )
+
+    def _rate(self, pending: _Pending) -> dict[str, float]:
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        samples = pending.samples - self._last[1]
+        if not self._first:
+            self.rates.append((samples, seconds))
+        self._first = False
+        return {"time/samples_per_second": samples / max(seconds, 1e-9)}
+
+    def end_epoch(self) -> dict[str, float]:
+        """The means over the epoch, and start counting anew."""
+        self.flush()
+        values = means(self._stage.recorder.read().pairs())
+        values.update(self._stage.take_metrics())
+        self._stage.recorder.reset()
+        self._before = {}
+        return {f"{self._stage.full_name(name)}_epoch": value for name, value in values.items()}
+
+    @property
+    def mean_rate(self) -> float | None:
+        """Samples a second over all windows but the first."""
+        seconds = sum(rate[1] for rate in self.rates)
+        return sum(rate[0] for rate in self.rates) / seconds if seconds else None
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Where the running window began."""
+        self.flush()
+        return {}, {"before": {name: list(pair) for name, pair in self._before.items()}, "last": list(self._last)}
+
+    def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        """Take over a state."""
+        self._before = {name: (pair[0], pair[1]) for name, pair in values["before"].items()}
+        self._last = values["last"][0], values["last"][1]

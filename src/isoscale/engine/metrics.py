@@ -1,0 +1,98 @@
+"""torchmetrics objects, inside a step: their state is updated in place, so that a captured step can replay it.
+
+Duck typed, so that nothing here imports torchmetrics.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def is_metric(value: Any) -> bool:
+    """Whether this is a torchmetrics object."""
+    return isinstance(value, nn.Module) and all(hasattr(value, name) for name in ("_defaults", "compute", "update"))
+
+
+def adds_up(metric: Any) -> bool:
+    """Whether the state is made of sums: only then can a batch be added in place."""
+    reductions = getattr(metric, "_reductions", {})
+    names = [getattr(reduction, "__name__", "") for reduction in reductions.values()]
+    return bool(names) and all(name == "dim_zero_sum" for name in names)
+
+
+def update(metric: Any, prediction: Tensor, target: Tensor) -> None:
+    """Add a batch to a metric; in place where its state is made of sums."""
+    if not adds_up(metric):
+        metric.update(prediction, target)
+        return
+    totals = {name: getattr(metric, name) for name in metric._defaults}
+    metric.reset()
+    metric.update(prediction, target)
+    for name, total in totals.items():
+        total.add_(getattr(metric, name))
+        setattr(metric, name, total)
+    metric._in_place = True
+
+
+def in_place(metric: Any) -> bool:
+    """Whether the metric was updated by `update` here, in place, rather than by the task itself."""
+    return getattr(metric, "_in_place", False)
+
+
+def compute(metric: Any) -> dict[str, float]:
+    """The metric's values by suffix: "" for one number, else the name or number of each."""
+    metric._update_count = max(1, metric._update_count)  # replayed updates are not counted on the host
+    metric._computed = None
+    value = metric.compute()
+    if isinstance(value, dict):
+        return {f"_{name}": float(entry) for name, entry in value.items()}
+    if value.numel() == 1:
+        return {"": float(value)}
+    return {f"_{index}": float(entry) for index, entry in enumerate(value.flatten())}
+
+
+def reset(metric: Any) -> None:
+    """Back to the initial state, at the same addresses where the state is made of sums."""
+    if not adds_up(metric):
+        metric.reset()
+        return
+    for name, default in metric._defaults.items():
+        getattr(metric, name).copy_(default)
+    metric._update_count, metric._computed = 0, None
+
+
+class MetricStates:
+    """The state of every torchmetrics object below a task."""
+
+    def __init__(self, task: nn.Module) -> None:
+        """Find the metrics of a task."""
+        self._task = task
+
+    def _metrics(self) -> Iterator[tuple[str, Any]]:
+        return ((name, module) for name, module in self._task.named_modules() if is_metric(module))
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors by metric and name; a list state as its concatenation."""
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
+        for name, metric in self._metrics():
+            values[name] = {"count": metric._update_count}
+            for key in metric._defaults:
+                entry = getattr(metric, key)
+                if isinstance(entry, Tensor):
+                    tensors[f"{name}/{key}"] = entry
+                elif entry:
+                    tensors[f"{name}/{key}"] = torch.cat([piece.reshape(-1, *piece.shape[1:]) for piece in entry])
+        return tensors, values
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over a state."""
+        for name, metric in self._metrics():
+            metric._update_count = values.get(name, {}).get("count", 0)
+            for key, default in metric._defaults.items():
+                if f"{name}/{key}" not in tensors:
+                    continue
+                loaded = tensors[f"{name}/{key}"].to(metric.device, copy=True)
+                setattr(metric, key, loaded if isinstance(default, Tensor) else [loaded])

@@ -1,0 +1,121 @@
+"""Optimizers by name, on the path that a captured step can take: fused where torch has it, lr as a device tensor."""
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from isoscale.engine.accelerator import Accelerator
+from isoscale.errors import UserError
+
+FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+
+
+@dataclass(frozen=True)
+class OptimizerPath:
+    """How the optimizer runs; decided at the first start and stored, because it affects bits."""
+
+    fused: bool
+    capturable: bool
+    tensor_lr: bool
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """The class of torch.optim with this name, whatever its case."""
+    classes = [value for value in vars(torch.optim).values() if inspect.isclass(value) and issubclass(value, Optimizer)]
+    found = {cls.__name__.lower(): cls for cls in classes if cls is not Optimizer}
+    if name.lower() not in found:
+        raise UserError(f"torch has no optimizer {name!r}; it has {', '.join(sorted(found))}")
+    return found[name.lower()]
+
+
+def choose_path(name: str, accelerator: Accelerator) -> OptimizerPath:
+    """Fused if the optimizer can, else capturable on devices that capture, else as torch makes it."""
+    cls = optimizer_class(name)
+    if cls.__name__ in FUSED and accelerator.kind in ("cpu", "cuda"):
+        return OptimizerPath(fused=True, capturable=False, tensor_lr=True)
+    capturable = accelerator.can_capture and "capturable" in inspect.signature(cls).parameters
+    return OptimizerPath(fused=False, capturable=capturable, tensor_lr=capturable)
+
+
+def make_optimizers(
+    name: str, lr: float, arguments: dict[str, Any], parameters: Iterable[nn.Parameter], path: OptimizerPath
+) -> list[Optimizer]:
+    """Build the optimizer for the trainable parameters; Muon takes the matrices and leaves the rest to AdamW."""
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trainable:
+        raise UserError("the task has no trainable parameters: nothing to optimise")
+    cls = optimizer_class(name)
+    if cls.__name__ != "Muon":
+        return [_build(cls, lr, arguments, trainable, path)]
+    matrices = [parameter for parameter in trainable if parameter.dim() == 2]
+    rest = [parameter for parameter in trainable if parameter.dim() != 2]
+    # with this rule one learning rate suits both
+    muon = _build(cls, lr, {"adjust_lr_fn": "match_rms_adamw", **arguments}, matrices, path) if matrices else None
+    decay = {key: value for key, value in arguments.items() if key == "weight_decay"}
+    others = _build(torch.optim.AdamW, lr, decay, rest, path) if rest else None
+    return [optimizer for optimizer in (muon, others) if optimizer is not None]
+
+
+def _build(
+    cls: type[Optimizer], lr: float, arguments: dict[str, Any], parameters: list[nn.Parameter], path: OptimizerPath
+) -> Optimizer:
+    options: dict[str, Any] = {"fused": True} if path.fused else {"capturable": True} if path.capturable else {}
+    rate = torch.tensor(lr, dtype=torch.float32, device=parameters[0].device) if path.tensor_lr else lr
+    try:
+        return cls(parameters, lr=rate, **options, **arguments)  # type: ignore[call-arg]
+    except (TypeError, ValueError) as error:
+        raise UserError(f"optimizer {cls.__name__} refuses its arguments: {error}") from None
+
+
+def set_lr(optimizer: Optimizer, lr: Tensor | float) -> None:
+    """Give every group the learning rate of the step: a number, or a tensor that a captured step can read."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+class OptimizerState:
+    """The state of optimizers by parameter name, so that it does not depend on the order of parameters."""
+
+    def __init__(self, optimizers: list[Optimizer], names: dict[Tensor, str]) -> None:
+        """The state of `optimizers`, whose parameters have these names."""
+        self._optimizers = optimizers
+        self._names = names
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors as `number/key/parameter`, plain numbers beside them."""
+        tensors, values = {}, {}
+        for number, optimizer in enumerate(self._optimizers):
+            for parameter, entries in optimizer.state.items():
+                for key, value in entries.items():
+                    name = f"{number}/{key}/{self._names[parameter]}"
+                    if isinstance(value, Tensor):
+                        tensors[name] = value
+                    elif value is not None:
+                        values[name] = value
+        return tensors, values
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over a state."""
+        parameters = {name: parameter for parameter, name in self._names.items()}
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+        for name, value in {**tensors, **values}.items():
+            number, key, owner = name.split("/", 2)
+            if owner not in parameters:
+                raise UserError(f"the checkpoint's optimizer knows a parameter {owner!r} that the model does not have")
+            optimizer, parameter = self._optimizers[int(number)], parameters[owner]
+            optimizer.state[parameter][key] = _placed(optimizer, key, value, parameter)
+
+
+def _placed(optimizer: Optimizer, key: str, value: Any, parameter: Tensor) -> Any:
+    """A copy of a state entry where the optimizer keeps it: step counters of plain optimizers stay on the host."""
+    if not isinstance(value, Tensor):
+        return value
+    group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
+    on_host = key == "step" and not (group.get("fused") or group.get("capturable"))
+    return value.clone() if on_host else value.to(parameter.device, copy=True)

@@ -1,0 +1,73 @@
+"""The one place that knows the boundaries of training: where a launch must end, and what happens there."""
+
+from dataclasses import dataclass
+
+from isoscale.data.batches import BatchPlan
+from isoscale.engine.cadence import Cadence
+
+
+@dataclass(frozen=True)
+class Due:
+    """What has to happen after a step."""
+
+    log: bool
+    epoch_end: bool
+    evaluate: bool
+    checkpoint: bool
+    end: bool
+
+    @property
+    def anything(self) -> bool:
+        """Whether there is something to do."""
+        return self.log or self.epoch_end or self.evaluate or self.checkpoint or self.end
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Boundaries as pure functions of the number of finished steps."""
+
+    batches: BatchPlan
+    num_steps: int
+    log_every: int
+    evaluate: Cadence
+    checkpoint: Cadence
+
+    def next_boundary(self, step: int) -> int:
+        """The first step count after `step` at which something is due or the batch size changes."""
+        per_epoch = self.batches.steps_per_epoch
+        epoch_start = step - step % per_epoch
+        candidates = [self.num_steps, epoch_start + per_epoch, _next(step, self.log_every)]
+        if self._ragged:
+            candidates.append(epoch_start + per_epoch - 1)
+        candidates += [_next(step, cadence.count) for cadence in (self.evaluate, self.checkpoint) if _steps(cadence)]
+        return min(candidate for candidate in candidates if candidate > step)
+
+    @property
+    def _ragged(self) -> bool:
+        return self.batches.size(self.batches.steps_per_epoch - 1) != self.batches.batch_size
+
+    def due(self, step: int) -> Due:
+        """What is due when `step` steps are finished."""
+        epoch, rest = divmod(step, self.batches.steps_per_epoch)
+        end = step >= self.num_steps
+        return Due(
+            log=step % self.log_every == 0 or rest == 0 or end,
+            epoch_end=rest == 0,
+            evaluate=_due(self.evaluate, step, epoch, rest) or (end and self.evaluate.unit != "never"),
+            checkpoint=_due(self.checkpoint, step, epoch, rest) or end,
+            end=end,
+        )
+
+
+def _next(step: int, every: int) -> int:
+    return (step // every + 1) * every
+
+
+def _steps(cadence: Cadence) -> bool:
+    return cadence.unit == "step"
+
+
+def _due(cadence: Cadence, step: int, epoch: int, rest: int) -> bool:
+    if cadence.unit == "epoch":
+        return rest == 0 and epoch % cadence.count == 0
+    return cadence.unit == "step" and step % cadence.count == 0

@@ -1,0 +1,65 @@
+"""The arithmetic of a run: which dtype the weights have, and what the step computes in."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from isoscale.engine.accelerator import Accelerator
+from isoscale.errors import UserError
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A resolved `train.precision`."""
+
+    name: str
+    device_type: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and floating point inputs."""
+        return torch.float64 if self.name == "64" else torch.float32
+
+    @property
+    def needs_scaler(self) -> bool:
+        """Whether gradients need loss scaling: fp16 has too small an exponent for them."""
+        return self.name == "fp16"
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The context of a forward pass."""
+        if self.name not in ("bf16", "fp16"):
+            return nullcontext()
+        # a cached cast would outlive the captured step that made it
+        dtype = torch.bfloat16 if self.name == "bf16" else torch.float16
+        return torch.autocast(self.device_type, dtype=dtype, cache_enabled=False)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Set the process-wide switches of this precision, and set them back afterwards."""
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.get_default_dtype()
+        deterministic = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+        torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.name == "tf32"
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        torch.set_default_dtype(self.dtype)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
+            torch.set_default_dtype(before[2])
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic
+
+
+def resolve(name: str, accelerator: Accelerator) -> Precision:
+    """Decide `auto` (tf32 on CUDA, else 32) and refuse what the device cannot do."""
+    kind = accelerator.kind
+    if name == "auto":
+        name = "tf32" if kind == "cuda" else "32"
+    if name == "tf32" and kind != "cuda":
+        raise UserError(f"train.precision tf32 needs a CUDA device, and this is {kind}; use 32 or auto")
+    if name == "64" and kind == "mps":
+        raise UserError("MPS devices have no float64; use train.precision=32 or train.device=cpu")
+    return Precision(name, kind)

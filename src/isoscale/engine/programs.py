@@ -1,0 +1,132 @@
+"""Step programs: how the steps of a launch run. All of them give the same bits where they use the same kernels."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isoscale.data.batches import BatchPlan
+from isoscale.data.residency import Feed, Part
+from isoscale.engine.config import LossWeight
+from isoscale.engine.schedules import LearningRate, loss_weight
+from isoscale.engine.step import Step
+
+
+class Program(Protocol):
+    """Runs training steps."""
+
+    def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """Run steps `start` to `stop`, all of one batch size; returns where it stopped, earlier if interrupted."""
+
+
+@dataclass
+class Inputs:
+    """What changes from step to step besides the samples: learning rate and loss weights."""
+
+    rate: LearningRate
+    weights: dict[str, float | LossWeight]
+    num_steps: int
+    """Steps of the whole run."""
+    device: torch.device
+    tensor_lr: bool
+    own_lr: bool = False
+    """Whether the task sets the learning rate itself."""
+
+    def rates(self, start: int, count: int) -> list[Any]:
+        """The learning rate of `count` steps: tensors where the optimizer takes them."""
+        if self.own_lr:
+            return [None] * count
+        values = [self.rate(step) for step in range(start, start + count)]
+        return list(self.rate_tensor(values).unbind()) if self.tensor_lr else values
+
+    def rate_tensor(self, values: list[float]) -> Tensor:
+        """Learning rates on the device."""
+        return self._sent(values)
+
+    def weight_rows(self, start: int, count: int) -> Tensor:
+        """Loss weights (count, terms) on the device."""
+        rows = [
+            [loss_weight(weight, step, self.num_steps) for weight in self.weights.values()]
+            for step in range(start, start + count)
+        ]
+        return self._sent(rows).view(count, len(self.weights))
+
+    def named(self, row: Tensor) -> dict[str, Tensor]:
+        """A row of loss weights by term."""
+        return dict(zip(self.weights, row.unbind(), strict=True)) if self.weights else {}
+
+    def _sent(self, values: Any) -> Tensor:
+        tensor = torch.tensor(values, dtype=torch.float32)
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+
+class EagerProgram:
+    """Every operation is issued from Python; the step may be compiled in its parts."""
+
+    def __init__(
+        self,
+        step: Step,
+        feed: Feed,
+        plan: BatchPlan,
+        inputs: Inputs,
+        steps_per_launch: int = 1,
+        after_step: Callable[[int], None] | None = None,
+    ) -> None:
+        """Looks for interruptions every `steps_per_launch` steps; `after_step` is told the number of finished steps."""
+        self._after_step = after_step
+        self.step = step
+        self._feed = feed
+        self._plan = plan
+        self._inputs = inputs
+        self._steps_per_launch = steps_per_launch
+
+    def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """Run steps one by one."""
+        rates = self._inputs.rates(start, stop - start)
+        rows = self._inputs.weight_rows(start, stop - start) if self._inputs.weights else None
+        for offset, number in enumerate(range(start, stop)):
+            if offset % self._steps_per_launch == 0 and interrupted():
+                return number
+            weights = {} if rows is None else self._inputs.named(rows[offset])
+            batch_idx = number % self._plan.steps_per_epoch
+            self.step(self._feed.parts(number), number, batch_idx, rates[offset], weights, number)
+            if self._after_step is not None:
+                self._after_step(number + 1)
+        return stop
+
+
+class ManualProgram:
+    """A task that updates its weights itself (manual optimisation): its step method is called, and no more."""
+
+    def __init__(
+        self, forward: Callable[[Part, int], Any], random: Any, reseed: Any, feed: Feed, plan: BatchPlan
+    ) -> None:
+        """Run `forward` on whole batches."""
+        self._forward = forward
+        self._random = random
+        self._reseed = reseed
+        self._feed = feed
+        self._plan = plan
+
+    def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """Run steps one by one."""
+        for number in range(start, stop):
+            if interrupted():
+                return number
+            self._reseed(number, 0)
+            part = self._feed.parts(number)[0][0]
+            self._random.step, self._random.samples = number, part.samples
+            self._forward(part, number % self._plan.steps_per_epoch)
+        return stop
+
+
+def launches(start: int, stop: int, steps_per_launch: int) -> Iterable[tuple[int, int]]:
+    """Cut steps into launches of `steps_per_launch`, and single ones for the rest: (start, count)."""
+    while stop - start >= steps_per_launch:
+        yield start, steps_per_launch
+        start += steps_per_launch
+    yield from ((step, 1) for step in range(start, stop))

@@ -1,0 +1,122 @@
+"""The directory that holds all there is to know of one training."""
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from isoscale._version import __version__
+from isoscale.engine.checkpoint import Checkpoints
+from isoscale.errors import UserError
+
+ROOT = Path("runs")
+_PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "lightning", "torchmetrics")
+
+
+class RunDirectory:
+    """Paths and provenance of a run."""
+
+    def __init__(self, path: Path) -> None:
+        """The run in `path`, which may not exist yet."""
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.record = path / "run.json"
+        self.metrics = path / "metrics.jsonl"
+        self.log = path / "log.txt"
+        self.tensorboard = path / "tensorboard"
+
+    @classmethod
+    def fresh(cls, name: str) -> "RunDirectory":
+        """A new directory below `runs`, named after the recipe and the time."""
+        stem = f"{name.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
+        return cls(next(ROOT / candidate for candidate in names if not (ROOT / candidate).exists()))
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return self.record.is_file() and self.recipe.is_file()
+
+    def checkpoints(self, keep: int = 2) -> Checkpoints:
+        """The run's checkpoints."""
+        return Checkpoints(self.path / "checkpoints", keep)
+
+    def create(self, recipe_yaml: str) -> None:
+        """Make the directory and write the recipe."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_aside(self.recipe, recipe_yaml)
+        except OSError as error:
+            raise UserError(
+                f"cannot write the run directory {self.path}: {error.strerror or error}; "
+                "choose another one with --run DIR"
+            ) from None
+
+    def read(self) -> dict[str, Any]:
+        """run.json; empty before the first start."""
+        if not self.record.is_file():
+            return {}
+        try:
+            return dict(json.loads(self.record.read_text()))
+        except ValueError as error:
+            raise UserError(f"{self.record} is damaged: {error}") from None
+
+    def update(self, **values: Any) -> None:
+        """Change entries of run.json."""
+        write_aside(self.record, json.dumps({**self.read(), **values}, indent=1))
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a file so that a reader never sees half of it."""
+    aside = path.with_name(f".{path.name}-{os.getpid()}")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+def provenance(command: list[str]) -> dict[str, Any]:
+    """Where a run comes from: versions, machine, command and the state of the user's code."""
+    return {
+        "isoscale": __version__,
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "command": command,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "code": _code(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _code() -> Mapping[str, str] | None:
+    """Commit and uncommitted changes of the git repository around the working directory, if there is one."""
+    commit = _git("rev-parse", "HEAD")
+    if not commit:
+        return None
+    return {"folder": _git("rev-parse", "--show-toplevel"), "commit": commit, "diff": _git("diff", "HEAD")[:1_000_000]}
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, errors="replace")
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def command_line() -> list[str]:
+    """The command that started this process."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -1,0 +1,63 @@
+"""What a trainer is told: the recipe's sections, and what was decided once at the first start."""
+
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from isoscale.data.config import Data
+from isoscale.engine import accelerator, precision
+from isoscale.engine.config import Checkpoint, Optimizer, Schedule, Train
+from isoscale.engine.optimizers import OptimizerPath, choose_path
+from isoscale.observe.config import Observe
+from isoscale.parallel.config import Parallel
+
+
+@dataclass
+class Settings:
+    """The sections that the engine reads."""
+
+    seed: int = 0
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    train: Train = field(default_factory=Train)
+    data: Data = field(default_factory=Data)
+    parallel: Parallel = field(default_factory=Parallel)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    observe: Observe = field(default_factory=Observe)
+
+
+@dataclass
+class Decisions:
+    """Everything that affects bits and may be `auto`: resolved at the first start, reused at every restart."""
+
+    device: str
+    threads: int
+    precision: str
+    optimizer: OptimizerPath
+    program: str
+    """`auto` until the first launch has shown whether the step can be captured."""
+
+    @classmethod
+    def make(cls, settings: Settings) -> "Decisions":
+        """Resolve what is `auto`; never by rank count, free memory or timing."""
+        found = accelerator.find(settings.train.device)
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else torch.get_num_threads()
+        program = settings.train.program
+        return cls(
+            device=found.kind,
+            threads=threads if settings.train.threads == "auto" else settings.train.threads,
+            precision=precision.resolve(settings.train.precision, found).name,
+            optimizer=choose_path(settings.optimizer.name, found),
+            program="eager" if program == "auto" and not found.can_capture else program,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For run.json."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Decisions":
+        """From run.json."""
+        return cls(**{**values, "optimizer": OptimizerPath(**values["optimizer"])})

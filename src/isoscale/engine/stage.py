@@ -1,0 +1,104 @@
+"""What a task does in a stage (train, val, test), and where the values go that it logs."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from isoscale.engine import metrics
+from isoscale.engine.losses import as_pair
+from isoscale.engine.recorder import Recorder
+from isoscale.errors import UserError
+
+METHODS = {"train": "training_step", "val": "validation_step", "test": "test_step", "predict": "predict_step"}
+_OWN_STAGE = ("train", "val", "test")
+
+
+class Stage:
+    """A task in a stage: its step method, and `log` bound to the stage's recorder.
+
+    Logged values wait in a list until the step is over: a compiled step may append to it, but not touch accumulators.
+    """
+
+    def __init__(self, name: str, task: Any, recorder: Recorder) -> None:
+        """The stage `name` of a task."""
+        self.name = name
+        self.task = task
+        self.recorder = recorder
+        self.metrics: dict[str, Any] = {}
+        """torchmetrics objects by logged name."""
+        self._pending: list[tuple[str, Any, Any]] = []
+
+    @property
+    def method(self) -> Callable[..., Any]:
+        """The task's method for this stage."""
+        method: Callable[..., Any] = getattr(self.task, METHODS[self.name])
+        return method
+
+    def enter(self) -> None:
+        """Send what the task logs here, and put it into the right mode."""
+        self.task.train(self.name == "train")
+        # set on the instance: this is how a LightningModule's own log, which wants a Trainer, gets out of the way
+        object.__setattr__(self.task, "log", self.log)
+        object.__setattr__(self.task, "log_dict", self.log_dict)
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        weight: Tensor | float | None = None,
+        *,
+        batch_size: int | None = None,
+        reduce_fx: Any = "mean",
+        **shown: Any,
+    ) -> None:
+        """Record a mean, a pair or a torchmetrics object. Lightning's display options change nothing here."""
+        if reduce_fx not in ("mean", None) and getattr(reduce_fx, "__name__", "") != "mean":
+            raise UserError(f"log({name!r}, reduce_fx={reduce_fx!r}): isoscale adds (sum, weight) pairs, use 'mean'")
+        unknown = set(shown) - _LIGHTNING_OPTIONS
+        if unknown:
+            raise UserError(f"log({name!r}) got unknown options {sorted(unknown)}")
+        self._pending.append((name, value, weight if weight is not None else batch_size))
+
+    def log_dict(self, dictionary: dict[str, Any], *arguments: Any, **options: Any) -> None:
+        """Record several values."""
+        for name, value in dictionary.items():
+            self.log(name, value, *arguments, **options)
+
+    def flush(self, count: int) -> None:
+        """Move what was logged for a batch of `count` samples into the accumulators."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        for name, value, weight in pending:
+            if metrics.is_metric(value):
+                self.metrics[name] = value
+            else:
+                self.recorder.add(name, as_pair(value, count if weight is None else weight))
+
+    def full_name(self, name: str) -> str:
+        """`loss` becomes `val/loss`; a name that tells its stage already, such as `val_loss`, stays as it is."""
+        own = "/" in name or name.split("_")[0] in _OWN_STAGE
+        return name if own else f"{self.name}/{name}"
+
+    def take_metrics(self) -> dict[str, float]:
+        """The values of torchmetrics objects since the last time, which they forget."""
+        values = {}
+        for name, metric in self.metrics.items():
+            values.update({name + suffix: value for suffix, value in metrics.compute(metric).items()})
+            metrics.reset(metric)
+        return values
+
+
+_LIGHTNING_OPTIONS = {
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "enable_graph",
+    "sync_dist",
+    "sync_dist_group",
+    "add_dataloader_idx",
+    "metric_attribute",
+    "rank_zero_only",
+}

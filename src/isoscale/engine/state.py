@@ -1,0 +1,144 @@
+"""The registry of everything that a run needs to go on: what is registered here is what a checkpoint holds."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from isoscale.errors import UserError
+
+
+class Stateful(Protocol):
+    """Something that can be saved and restored: tensors, and JSON-able values beside them."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The live tensors (not copies) and plain values."""
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over a state, copying the tensors."""
+
+
+class Registry:
+    """State by name. The name of a part is the name of its file in a checkpoint."""
+
+    def __init__(self) -> None:
+        """An empty registry."""
+        self._parts: dict[str, Stateful] = {}
+
+    def register(self, name: str, part: Stateful) -> None:
+        """Add a part to everything that is saved."""
+        if name in self._parts:
+            raise ValueError(f"the state {name!r} is registered twice")
+        self._parts[name] = part
+
+    def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Any]]]:
+        """Live tensors and values of every part."""
+        states = {name: part.state() for name, part in self._parts.items()}
+        return {name: state[0] for name, state in states.items()}, {name: state[1] for name, state in states.items()}
+
+    def load(self, tensors: Mapping[str, dict[str, Tensor]], values: Mapping[str, dict[str, Any]]) -> None:
+        """Restore every part; a part that the saved state does not know, or that nobody asked for, is an error."""
+        missing, extra = set(self._parts) - set(values), set(values) - set(self._parts)
+        if missing or extra:
+            raise UserError(
+                "the checkpoint does not fit this run: "
+                + "; ".join(
+                    f"{word} {', '.join(sorted(names))}"
+                    for word, names in (("it lacks", missing), ("it also holds", extra))
+                    if names
+                )
+            )
+        for name, part in self._parts.items():
+            part.load(tensors.get(name, {}), values[name])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every live tensor, as `part/name`."""
+        tensors, _ = self.state()
+        return {f"{part}/{name}": tensor for part, group in tensors.items() for name, tensor in group.items()}
+
+    def snapshot(self) -> "Snapshot":
+        """Copies of all tensors, to put back after a rehearsal."""
+        return Snapshot(self.tensors())
+
+
+class Snapshot:
+    """Copies of live tensors."""
+
+    def __init__(self, live: dict[str, Tensor]) -> None:
+        """Copy `live` now."""
+        self._addresses = {name: tensor.data_ptr() for name, tensor in live.items()}
+        self._copies = {name: tensor.clone() for name, tensor in live.items()}
+
+    def restore(self, registry: Registry) -> None:
+        """Put the copies back, in place."""
+        for name, tensor in registry.tensors().items():
+            tensor.copy_(self._copies[name])
+
+    def replaced(self, registry: Registry) -> str | None:
+        """Says which tensor is another one than at the time of the snapshot: a replay could not update it."""
+        for name, tensor in registry.tensors().items():
+            if self._addresses.get(name) != tensor.data_ptr():
+                return f"it replaces the tensor {name} instead of updating it in place"
+        return None
+
+    def difference(self, other: "Snapshot") -> str | None:
+        """The first tensor whose bits differ from those of another snapshot, or None."""
+        for name, copy in self._copies.items():
+            if name not in other._copies or not same_bits(copy, other._copies[name]):
+                return name
+        return None
+
+
+def same_bits(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors are equal, with NaN equal to NaN."""
+    equal = (one == two) | ((one != one) & (two != two))
+    return one.shape == two.shape and bool(equal.all())
+
+
+class ModuleState:
+    """The weights and buffers of a module, persistent or not."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """The state of `module`; torchmetrics keep their own."""
+        self._module = module
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Parameters and buffers by name, shared ones once; what a module keeps besides must be JSON."""
+        tensors = {name: tensor.detach() for name, tensor in self._module.named_parameters()}
+        tensors.update({name: buffer for name, buffer in self._module.named_buffers() if buffer is not None})
+        return tensors, {}
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Copy weights in; names and shapes must be those of the module."""
+        copy_weights(self._module, tensors)
+
+
+@torch.no_grad()
+def copy_weights(module: nn.Module, tensors: Mapping[str, Tensor], exclude: frozenset[str] = frozenset()) -> None:
+    """Copy weights into a module by name; every mismatch is named."""
+    own, _ = ModuleState(module).state()
+    wanted = {name for name in own if name not in exclude}
+    given = {name for name in tensors if name not in exclude}
+    problems = [f"no weights for {name}" for name in sorted(wanted - given)]
+    problems += [f"unexpected {name}" for name in sorted(given - wanted)]
+    problems += [
+        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
+        for name in sorted(wanted & given)
+        if tensors[name].shape != own[name].shape
+    ]
+    if problems:
+        raise UserError("these weights do not fit the model: " + "; ".join(problems[:8]) + (" …" * (len(problems) > 8)))
+    for name in wanted:
+        own[name].copy_(tensors[name])
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names, dtypes, shapes and bytes, independent of how they are stored."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}\x1f{tensor.dtype}\x1f{tuple(tensor.shape)}\x1f".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,225 @@
+"""One training step: forward and backward of every part, reduce, clip, update, record. Never waits for the device."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from isoscale.data.batches import Batch, map_tensors
+from isoscale.data.keyed import StepRandom
+from isoscale.data.residency import Part
+from isoscale.engine.ema import Average
+from isoscale.engine.losses import as_pair
+from isoscale.engine.optimizers import set_lr
+from isoscale.engine.pairs import Pair
+from isoscale.engine.precision import Precision
+from isoscale.engine.recorder import Recorder
+from isoscale.engine.stage import Stage
+from isoscale.parallel.reduction import Reducer
+
+Terms = dict[str, Pair]
+Shards = Sequence[Sequence[Part]]
+
+
+@dataclass
+class Forward:
+    """From a part of a batch to the terms of its loss; `compute` is what `compiled` swaps."""
+
+    task: Any
+    stage: Stage
+    transforms: Sequence[Callable[[Batch], Batch]]
+    precision: Precision
+    compute: Callable[[Batch, int], Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The task's own step method, eagerly."""
+        self.compute = self.stage.method
+
+    def __call__(self, part: Part, batch_idx: int) -> Any:
+        """Transform, cast and run the task's step; what it logs is recorded."""
+        batch = part.batch
+        for transform in self.transforms:
+            batch = transform(batch)
+        batch = _cast(batch, self.precision.dtype)
+        with self.precision.autocast():
+            output = self.compute(batch, batch_idx)
+        self.stage.flush(len(part.samples))
+        return output
+
+
+def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Floating point tensors in the dtype of the weights."""
+    if isinstance(batch, dict):
+        for key, value in batch.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != dtype:
+                batch = {**batch, key: value.to(dtype)}
+        return batch
+    return map_tensors(batch, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def loss_terms(output: Any, count: int) -> Terms:
+    """The named terms of what a training step returned; a single loss has the name `loss`."""
+    if isinstance(output, Mapping):
+        terms = {"loss": output["loss"]} if "loss" in output else output
+        return {name: as_pair(value, count) for name, value in terms.items()}
+    return {"loss": as_pair(output, count)}
+
+
+@dataclass
+class Step:
+    """One optimizer update over the shards and micro-batches of a batch."""
+
+    forward: Forward
+    optimizers: list[Optimizer]
+    reducer: Reducer
+    recorder: Recorder
+    random: StepRandom
+    clip: float | None = None
+    average: Average | None = None
+    scaler: Any = None
+    """A torch.amp.GradScaler for fp16; it keeps its decisions on the device."""
+    reseed: Callable[[int, int], None] | None = None
+    """Seeds torch's generators for (step, part); None inside a capture."""
+
+    def __post_init__(self) -> None:
+        """Find the trainable parameters, and let a non-finite gradient stop every later update."""
+        task = self.forward.task
+        self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
+        device = self.parameters[0].device
+        self.latch = torch.zeros((), device=device)
+        """1 once a gradient was not finite: fused optimizers then leave the weights alone."""
+        self._one = torch.ones((), device=device)
+        self._buffers = [buffer for buffer in task.buffers() if self.reducer.num_shards > 1]
+        for optimizer in self.optimizers:
+            if optimizer.defaults.get("fused") and self.scaler is None:
+                optimizer.found_inf = self.latch  # type: ignore[attr-defined]
+
+    def __call__(
+        self, shards: Shards, number: int, batch_idx: int, lr: Any, weights: Mapping[str, Tensor], time: Any
+    ) -> None:
+        """Train on a batch.
+
+        `lr` is a number, a tensor, or None where the task sets its own; `time` is the step number as randomness sees
+        it: a tensor inside a capture.
+        """
+        if lr is not None:
+            for optimizer in self.optimizers:
+                set_lr(optimizer, lr)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.random.step = time
+        if len(shards) == 1 and len(shards[0]) == 1:
+            self._at_once(shards[0][0], number, batch_idx, weights)
+        else:
+            self._in_parts(shards, number, batch_idx, weights)
+        self._update()
+
+    def _at_once(self, part: Part, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
+        """The whole batch in one backward pass, which costs no more than a loop written by hand."""
+        terms = self._terms(part, number, 0, batch_idx)
+        means = [pair.mean * weights[name] if name in weights else pair.mean for name, pair in terms.items()]
+        loss = means[0] if len(means) == 1 else torch.stack(means).sum()
+        self._record(terms, loss, len(part.samples))
+        self._scaled(loss).backward()
+
+    def _in_parts(self, shards: Shards, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
+        """Sums of gradients over parts, divided in the end by the weight of the whole batch.
+
+        Terms that share a weight (samples, say) share a backward pass; a term with a weight of its own (atoms) takes
+        one more, because its share of the batch is known only when all parts are done.
+        """
+        before = [buffer.clone() for buffer in self._buffers]
+        num_groups, shard_index = 1, 0
+        for shard in self.reducer.owned:
+            if not shards[shard]:
+                continue
+            if before:
+                torch._foreach_copy_(self._buffers, before)
+            record = self.recorder.begin_shard()
+            sums: list[list[Tensor]] = []
+            totals: list[Tensor] = []
+            for micro, part in enumerate(shards[shard]):
+                terms = self._terms(part, number, shard * len(shards[shard]) + micro, batch_idx)
+                self._record(terms, None, len(part.samples))
+                _add_part(self.parameters, self._groups(terms, weights), sums, totals)
+            num_groups, shard_index = len(sums), shard_index + 1
+            statistics = [buffer.to(torch.float64) for buffer in self._buffers]
+            self.reducer.add(shard, [record, *totals, *(grad for group in sums for grad in group), *statistics])
+        self._take(self.reducer.total(), num_groups, shard_index)
+
+    def _groups(self, terms: Terms, weights: Mapping[str, Tensor]) -> list[tuple[Tensor, Any]]:
+        """(weighted sum, weight) of the terms that share a weight."""
+        groups: dict[Any, tuple[Tensor, Any]] = {}
+        for name, pair in terms.items():
+            total = pair.sum * weights[name] if name in weights else pair.sum
+            key = id(pair.weight) if isinstance(pair.weight, Tensor) else pair.weight
+            groups[key] = (groups[key][0] + total, pair.weight) if key in groups else (total, pair.weight)
+        return [(self._scaled(total), weight) for total, weight in groups.values()]
+
+    def _take(self, total: list[Tensor], num_groups: int, num_shards: int) -> None:
+        """Turn the reduced sums into gradients, accumulators and running statistics."""
+        count = len(self.parameters)
+        record, weights, rest = total[0], total[1 : 1 + num_groups], total[1 + num_groups :]
+        self.recorder.end_shards(record)
+        groups = [rest[index * count : (index + 1) * count] for index in range(num_groups)]
+        for group, weight in zip(groups, weights, strict=True):
+            torch._foreach_div_(group, weight.to(group[0].dtype))
+        for group in groups[1:]:
+            torch._foreach_add_(groups[0], group)
+        for parameter, gradient in zip(self.parameters, groups[0], strict=True):
+            parameter.grad = gradient
+        for buffer, statistic in zip(self._buffers, rest[num_groups * count :], strict=True):
+            buffer.copy_(statistic / num_shards)
+
+    def _terms(self, part: Part, number: int, index: int, batch_idx: int) -> Terms:
+        if self.reseed is not None:
+            self.reseed(number, index)
+        self.random.samples = part.samples
+        return loss_terms(self.forward(part, batch_idx), len(part.samples))
+
+    def _record(self, terms: Terms, loss: Tensor | None, count: int) -> None:
+        for name, pair in terms.items():
+            self.recorder.add(name, pair)
+        if len(terms) > 1 and loss is not None:
+            self.recorder.add("loss", Pair.of_mean(loss, count))
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def _update(self) -> None:
+        """Check, clip and apply the gradients."""
+        if self.scaler is None:
+            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.latch, self._one)
+        elif self.clip is not None:
+            for optimizer in self.optimizers:
+                self.scaler.unscale_(optimizer)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip, error_if_nonfinite=False, foreach=True)
+        for optimizer in self.optimizers:
+            optimizer.step() if self.scaler is None else self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
+        if self.average is not None:
+            self.average.update()
+
+
+def _add_part(
+    parameters: list[nn.Parameter], groups: list[tuple[Tensor, Any]], sums: list[list[Tensor]], totals: list[Tensor]
+) -> None:
+    """Add the gradients and weights of a part to those of its shard."""
+    for index, (total, weight) in enumerate(groups):
+        last = index == len(groups) - 1
+        gradients = list(
+            torch.autograd.grad(total, parameters, retain_graph=not last, allow_unused=True, materialize_grads=True)
+        )
+        amount = torch.as_tensor(weight, dtype=torch.float64, device=total.device)
+        if index == len(sums):
+            sums.append(gradients)
+            totals.append(amount)
+        else:
+            torch._foreach_add_(sums[index], gradients)
+            totals[index] = totals[index] + amount

@@ -1,0 +1,113 @@
+"""The science of one batch: what a task is, and the one that covers the common case."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+from torch import Tensor, nn
+
+from isoscale.data.batches import Batch
+from isoscale.engine.losses import find_loss, find_metric
+from isoscale.engine.metrics import is_metric, update
+from isoscale.engine.pairs import Pair
+
+__all__ = ["Pair", "Supervised", "Task"]
+
+
+class Task(nn.Module):
+    """Model, loss and metrics. The method names are those of a LightningModule.
+
+    A step returns its loss: a mean over the batch, a `Pair(sum, weight)`, or a dict of named terms of these.
+    """
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
+        """The loss of a training batch."""
+        raise NotImplementedError(f"{type(self).__name__} needs a training_step(self, batch, batch_idx)")
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Any:
+        """The loss of a validation batch; by default the same as in training."""
+        return self.training_step(batch, batch_idx)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Any:
+        """The loss of a test batch; by default the same as in validation."""
+        return self.validation_step(batch, batch_idx)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Any:
+        """What `isoscale predict` writes: a tensor or a dict of tensors, one row a sample."""
+        return self(batch)
+
+    def configure_optimizers(self) -> Any:
+        """An optimizer of the task's own; None takes the recipe's."""
+        return None
+
+    def log(self, name: str, value: Any, weight: Tensor | float | None = None) -> None:
+        """Record a metric, a mean over the batch or a pair, without waiting for the device.
+
+        The engine replaces this method while it trains; outside of it there is nobody to tell.
+        """
+
+
+class Supervised(Task):
+    """Any `nn.Module` from inputs to predictions, with a loss and metrics against targets."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str | Callable[..., Any] = "mse",
+        metrics: Sequence[str | Callable[..., Any]] = (),
+        input: str = "input",
+        target: str = "target",
+    ) -> None:
+        """Losses and metrics by name or as callables; `input` and `target` name the tensors of a dict batch."""
+        super().__init__()
+        self.model = model
+        self._loss = find_loss(loss)
+        self._metrics = {_name(metric): find_metric(metric) for metric in metrics if not is_metric(metric)}
+        objects = {_name(metric): metric for metric in metrics if is_metric(metric)}
+        self._objects = nn.ModuleDict({f"of_{stage}": _copies(objects) for stage in ("train", "val", "test")})
+        self._keys = input, target
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The model's prediction."""
+        return self.model(input)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Pair:
+        """The loss, and the metrics beside it."""
+        return self._step(batch, "train")
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Pair:
+        """The loss, and the metrics beside it."""
+        return self._step(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Pair:
+        """The loss, and the metrics beside it."""
+        return self._step(batch, "test")
+
+    def _step(self, batch: Batch, stage: str) -> Pair:
+        input, target = self.split(batch)
+        prediction = self.model(input)
+        for name, metric in self._metrics.items():
+            self.log(name, metric(prediction.detach(), target))
+        for name, counted in self._objects[f"of_{stage}"].items():  # type: ignore[operator]
+            update(counted, prediction.detach(), target)
+            self.log(name, counted)
+        return self._loss(prediction, target)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Any:
+        """The model's prediction."""
+        return self.model(self.split(batch)[0])
+
+    def split(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Input and target of a batch: by key of a dict, by place of a tuple."""
+        if isinstance(batch, dict):
+            return batch[self._keys[0]], batch[self._keys[1]]
+        return batch[0], batch[1]
+
+
+def _name(metric: str | Callable[..., Any]) -> str:
+    return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__).lower()
+
+
+def _copies(metrics: dict[str, Any]) -> nn.ModuleDict:
+    """Each stage counts for itself."""
+    return nn.ModuleDict({name: deepcopy(metric) for name, metric in metrics.items()})

@@ -1,0 +1,328 @@
+"""The training loop: run to the next boundary, do what is due there, until the end."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from isoscale.data import keyed
+from isoscale.engine import accelerator as accelerators
+from isoscale.engine import lightning
+from isoscale.engine.assembly import Assembly, assemble, check_task, place
+from isoscale.engine.cadence import Cadence
+from isoscale.engine.checkpoint import State
+from isoscale.engine.evaluate import Interrupted, call_hook, evaluate
+from isoscale.engine.journal import Journal
+from isoscale.engine.memory import explained
+from isoscale.engine.monitors import Best, Patience
+from isoscale.engine.planner import Due, Planner
+from isoscale.engine.precision import Precision
+from isoscale.engine.roles import Role, RoleMaker, limited
+from isoscale.engine.run_directory import RunDirectory
+from isoscale.engine.settings import Decisions, Settings
+from isoscale.engine.stop import StopRequest
+from isoscale.errors import Stopped, UserError
+from isoscale.observe.events import EpochEnded
+from isoscale.observe.metric_log import MetricLog
+from isoscale.observe.observers import Observers
+from isoscale.parallel.reduction import make_reducer
+
+
+@dataclass
+class Progress:
+    """Where a run is, and which boundary work of the present step is done."""
+
+    step: int = 0
+    logged_at: int = 0
+    evaluated_at: int = 0
+    saved_at: int = 0
+    ended: bool = False
+    """Whether early stopping has ended the training."""
+    seconds: float = 0.0
+    values: dict[str, float] = field(default_factory=dict)
+    """The metrics of the last evaluation."""
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All of it."""
+        return {}, dict(vars(self))
+
+    def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        """Take over a state."""
+        vars(self).update(values)
+
+
+class Trainer:
+    """Trains a task on data, from its present state to the end of the plan."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        decided: Decisions,
+        observers: Observers,
+        directory: RunDirectory | None = None,
+        metric_log: MetricLog | None = None,
+    ) -> None:
+        """Without a directory nothing is saved."""
+        self.settings = settings
+        self.decided = decided
+        self.observers = observers
+        self.progress = Progress()
+        self.stop = StopRequest()
+        self.started = False
+        self._checkpoints = directory.checkpoints(settings.checkpoint.keep) if directory else None
+        self._metric_log = metric_log
+        self._saved_time = self._clock = time.perf_counter()
+
+    def prepare(self, task: Any, data: Any, transforms: Sequence[Any] = ()) -> None:
+        """Bring task and data to the device and put everything together."""
+        check_task(task)
+        settings = self.settings
+        torch.set_num_threads(self.decided.threads)
+        found = accelerators.find(self.decided.device)
+        precision = Precision(self.decided.precision, found.kind)
+        reducer = make_reducer(settings.parallel.reduce, settings.parallel.shards)
+        place(task, found, precision, settings.parallel.reduce == "tree", self.observers.note)
+        roles = RoleMaker(data, settings, found)
+        self.train = roles.train(settings.train.accumulate, reducer.num_shards)
+        self.val = roles.evaluation("val", settings.train.limit_val_batches)
+        self.plan = self._planner(self.train)
+        view = lightning.TrainerView(self._where, self.plan.num_steps, self.train.plan.steps_per_epoch)
+        with precision.applied():
+            self.parts: Assembly = assemble(
+                task, self.train, settings, self.decided, self.plan.num_steps, transforms, view, self.observers.note
+            )
+        self._register()
+
+    def _planner(self, train: Role) -> Planner:
+        section = self.settings.train
+        per_epoch = train.plan.steps_per_epoch
+        limits = [section.steps, section.epochs and section.epochs * per_epoch]
+        never = Cadence(1, "never")
+        return Planner(
+            train.plan,
+            min(limit for limit in limits if limit),
+            self.settings.observe.every,
+            Cadence.parse(section.evaluate) if self.val else never,
+            Cadence.parse(self.settings.checkpoint.every) if self._checkpoints else never,
+        )
+
+    def _register(self) -> None:
+        section = self.settings.checkpoint
+        self.best = Best(section.monitor, section.mode)
+        self.patience = Patience(self.settings.train.early_stopping)
+        self.journal = Journal(
+            self.parts.train_stage, self.observers, self.parts.step.latch if self.parts.step else None
+        )
+        registry = self.parts.registry
+        registry.register("journal", self.journal)
+        registry.register("progress", self.progress)
+        registry.register("order", OrderState(self))
+        registry.register("best", self.best)
+        registry.register("patience", self.patience)
+        registry.register("log", LogState(self._metric_log))
+
+    def restore(self, state: State) -> None:
+        """Take over the state of a checkpoint."""
+        self.parts.registry.load(*state)
+
+    def fit(self) -> None:
+        """Train to the end; raises Stopped when asked to stop, after saving."""
+        with ExitStack() as stack:
+            stack.enter_context(self.stop.listening())
+            stack.enter_context(keyed.use(self.parts.random))
+            stack.enter_context(self.parts.precision.applied())
+            stack.enter_context(self._stream())
+            stack.callback(lightning.detach, self.parts.task)
+            stack.callback(self.close)
+            stack.enter_context(explained(self.parts.accelerator, self.settings.data.batch_size))
+            self._rehearse_evaluation()
+            self._loop()
+
+    def _loop(self) -> None:
+        task, progress, plan = self.parts.task, self.progress, self.plan
+        self.started = True
+        self._hooks("on_fit_start", "on_train_start")
+        self.parts.train_stage.enter()
+        self._clock = time.perf_counter()
+        self.journal.restart_clock()
+        try:
+            self._at_boundary(plan.due(progress.step)) if progress.step else None
+            while progress.step < plan.num_steps and not progress.ended and not self.stop():
+                if progress.step % self.train.plan.steps_per_epoch == 0:
+                    call_hook(task, "on_train_epoch_start")
+                boundary = plan.next_boundary(progress.step)
+                progress.step = self.parts.program.run(progress.step, boundary, self.stop)
+                self.journal.flush()
+                self._at_boundary(plan.due(progress.step))
+        except Interrupted:
+            pass
+        if self.stop() and progress.step < plan.num_steps and not progress.ended:
+            self._save()
+            raise Stopped(f"stopped by {self.stop.reason} at step {progress.step} of {plan.num_steps}")
+        self._hooks("on_train_end", "on_fit_end")
+
+    def _at_boundary(self, due: Due) -> None:
+        """What is due after a step; each thing once, also when a run is continued here."""
+        progress = self.progress
+        if due.log and progress.logged_at != progress.step:
+            self._log()
+        best = False
+        if (due.evaluate or due.epoch_end) and progress.evaluated_at != progress.step:
+            best = self._end_epoch(due)
+        if (
+            self._checkpoints
+            and progress.saved_at != progress.step
+            and (best or due.checkpoint or progress.ended or self._minutes_are_over())
+        ):
+            self._save(best)
+
+    def _log(self) -> None:
+        progress = self.progress
+        step = progress.step
+        rate = {} if self.parts.configured else {"lr": self.parts.rate(step - 1)}
+        samples = self.train.plan.samples_before(step)
+        self.journal.begin(step, (step - 1) // self.train.plan.steps_per_epoch, samples, rate)
+        progress.logged_at = step
+
+    def _end_epoch(self, due: Due) -> bool:
+        """Means of the epoch, evaluation, and all who watch them; whether this is the best so far."""
+        progress = self.progress
+        self.journal.flush()
+        values = self._evaluate() if due.evaluate else {}
+        epoch = (progress.step - 1) // self.train.plan.steps_per_epoch
+        if due.epoch_end:
+            call_hook(self.parts.task, "on_train_epoch_end")
+            self.parts.train_stage.flush(self.train.plan.batch_size)
+            values = {**self.journal.end_epoch(), **values}
+            if self.parts.configured:
+                self.parts.configured.after_epoch(epoch + 1, values)
+        best = self.best.watch(values, progress.step)
+        progress.ended = self.patience.watch(values)
+        if progress.ended:
+            self.observers.note(f"{self.settings.train.early_stopping.monitor} stopped improving: training ends here")  # type: ignore[union-attr]
+        if self.parts.rate.watch(values):
+            self.observers.note(f"the learning rate drops to {self.parts.rate(progress.step):g}")
+        progress.values, progress.evaluated_at = {**progress.values, **values}, progress.step
+        seconds = self._count_seconds()
+        self.observers.notify(EpochEnded(progress.step, epoch, values, seconds, best))
+        self.journal.restart_clock()
+        return best
+
+    def _evaluate(self) -> dict[str, float]:
+        assert self.val is not None
+        with self.parts.average.swapped_in() if self.parts.average else nullcontext():
+            values = evaluate(self.parts.forward("val"), self.val.feed, self.val.plan, self.stop)
+        self.parts.train_stage.enter()
+        return values
+
+    def _rehearse_evaluation(self) -> None:
+        """Evaluate one batch before training: a mistake in it shows now, and the monitored metric must be there."""
+        if self.val is None or self.progress.step or self.plan.evaluate.unit == "never":
+            return
+        values = evaluate(self.parts.forward("val"), self.val.feed, limited(self.val.plan, 1))
+        self.parts.train_stage.enter()
+        names = [*values, *(f"{name}_epoch" for name in ("train/loss",))]
+        watched = {"checkpoint.monitor": self.settings.checkpoint.monitor}
+        if self.settings.train.early_stopping:
+            watched["train.early_stopping.monitor"] = self.settings.train.early_stopping.monitor
+        if self.settings.schedule.name == "plateau":
+            watched["schedule.monitor"] = self.settings.schedule.monitor
+        for key, name in watched.items():
+            self._check_monitor(key, name, names)
+
+    def _check_monitor(self, key: str, name: str, names: list[str]) -> None:
+        if name in names or name.startswith("train"):
+            return
+        if key == "checkpoint.monitor" and name == "val/loss":  # nobody chose it
+            self.observers.note(
+                f"the validation logs no val/loss but {', '.join(names)}; the last checkpoint is the best"
+            )
+            return
+        close = get_close_matches(name, names, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(names)}"
+        raise UserError(f"{key} is {name!r}, which the validation does not log; {hint}")
+
+    def _minutes_are_over(self) -> bool:
+        cadence = self.plan.checkpoint
+        return cadence.unit == "minute" and time.perf_counter() - self._saved_time >= 60 * cadence.count
+
+    def _save(self, best: bool = False) -> None:
+        if self._checkpoints is None:
+            return
+        self.journal.flush()
+        self._count_seconds()
+        self.progress.saved_at = self.progress.step
+        self.parts.accelerator.synchronize()
+        self._checkpoints.save(self.progress.step, self.parts.registry.state(), best)
+        self._saved_time = time.perf_counter()
+        self.journal.restart_clock()
+
+    def _count_seconds(self) -> float:
+        """Add the time since the last call to the run's."""
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        self.progress.seconds += seconds
+        return seconds
+
+    def _hooks(self, *names: str) -> None:
+        for name in names:
+            call_hook(self.parts.task, name)
+
+    def _where(self) -> tuple[int, int]:
+        return self.progress.step // self.train.plan.steps_per_epoch, self.progress.step
+
+    def _stream(self) -> Any:
+        """One stream of its own for all work on a CUDA device: what warms up there can be captured there."""
+        if self.parts.accelerator.kind != "cuda":
+            return nullcontext()
+        stream = torch.cuda.Stream(self.parts.accelerator.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(stream)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        for role in (self.train, self.val):
+            if role is not None:
+                role.feed.close()
+
+
+class OrderState:
+    """Where the order of samples is; a checkpoint of another order is refused."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        """The order of a trainer's training data."""
+        self._trainer = trainer
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Seed, epoch and position, and the number of samples they refer to."""
+        plan, step = self._trainer.train.plan, self._trainer.progress.step
+        epoch, position = divmod(plan.place(step), plan.num_samples)
+        return {}, {
+            "seed": self._trainer.settings.seed, "epoch": epoch, "position": position, "samples": plan.num_samples,
+        }  # fmt: skip
+
+    def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        """Nothing to take over: the order is a function of the step. It must be the same function."""
+        own = self.state()[1]
+        for key, word in (("seed", "seed"), ("samples", "number of training samples")):
+            if own[key] != values[key]:
+                raise UserError(f"the checkpoint's {word} is {values[key]}, this run's is {own[key]}")
+
+
+class LogState:
+    """How much of metrics.jsonl belongs to a checkpoint."""
+
+    def __init__(self, log: MetricLog | None) -> None:
+        """The length of `log`."""
+        self._log = log
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Its bytes, all on the disk."""
+        return {}, {"bytes": self._log.position() if self._log else 0}
+
+    def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        """The log was cut to this length when it was opened."""

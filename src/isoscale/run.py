@@ -1,0 +1,136 @@
+"""A run: what a training left behind, to look at and to use."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from isoscale.engine.checkpoint import read_manifest, read_weights
+from isoscale.engine.run_directory import ROOT, RunDirectory
+from isoscale.engine.state import copy_weights
+from isoscale.errors import UserError
+from isoscale.observe.metric_log import history, last_values
+
+
+class Run:
+    """The training in a directory."""
+
+    def __init__(self, path: str | Path, task: nn.Module | None = None) -> None:
+        """The run in `path`; `task` where it was given in Python rather than by a recipe."""
+        self.directory = RunDirectory(Path(path))
+        self._task = task
+        if not self.directory.exists:
+            raise UserError(f"there is no run in {path}: no recipe.yaml and run.json; `isoscale runs list` shows runs")
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        """Whether there is a run in a directory."""
+        return RunDirectory(Path(path)).exists
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Run":
+        """The run in a directory."""
+        return cls(path)
+
+    @classmethod
+    def find(cls, name: str | None = None) -> "Run":
+        """A run by path, by its name below `runs`, or the newest one there."""
+        if name is not None:
+            candidates = [Path(name), ROOT / name]
+            return cls(next((path for path in candidates if cls.exists(path)), candidates[0]))
+        runs = cls.all()
+        if not runs:
+            raise UserError("there is no run yet in the folder `runs`; start one with `isoscale train`")
+        return runs[-1]
+
+    @classmethod
+    def all(cls, root: Path = ROOT) -> list["Run"]:
+        """Every run below a folder, oldest first."""
+        found = [cls(path.parent) for path in root.glob("*/run.json") if cls.exists(path.parent)]
+        return sorted(found, key=lambda run: str(run.record.get("started", "")))
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.directory.path
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """run.json: provenance, decisions and status."""
+        return self.directory.read()
+
+    @property
+    def status(self) -> str:
+        """running, done, stopped or failed."""
+        return str(self.record.get("status", "unknown"))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of every metric."""
+        return last_values(self.directory.metrics)
+
+    def history(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of a metric over the training."""
+        return history(self.directory.metrics, name)
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder to open with TensorBoard."""
+        return self.directory.tensorboard
+
+    def checkpoint(self, name: str | None = None) -> Path:
+        """A checkpoint by name, or the best one, or the last one where nothing was monitored."""
+        checkpoints = self.directory.checkpoints()
+        if name is not None:
+            return checkpoints.find(name)
+        return checkpoints.pointed("best") or checkpoints.find("last")
+
+    def model(self, checkpoint: str | None = None) -> nn.Module:
+        """The network as a plain `nn.Module` with the best weights (or those of another checkpoint), on the CPU."""
+        task = self.task(checkpoint)
+        inner = getattr(task, "model", None)
+        return inner if isinstance(inner, nn.Module) else task
+
+    def task(self, checkpoint: str | None = None) -> nn.Module:
+        """The whole task with the weights of a checkpoint, on the CPU."""
+        task = self._task if self._task is not None else self._rebuilt()
+        weights = read_weights(self.checkpoint(checkpoint))
+        task = task.cpu()
+        for parameter in task.parameters():
+            parameter.data = parameter.data.to(next(iter(weights.values())).dtype)
+        copy_weights(task, weights)
+        return task.eval()
+
+    def _rebuilt(self) -> nn.Module:
+        from isoscale.recipe.components import instantiate, task_spec
+        from isoscale.recipe.load import load_recipe
+
+        given = self.record.get("given")
+        if given:
+            raise UserError(
+                f"the task of this run, {given}, was given in Python; make it again and load it with "
+                f"isoscale.Run(path, task=...).model()"
+            )
+        task: nn.Module = instantiate(task_spec(load_recipe(self.directory.recipe).recipe.task))
+        return task
+
+    def summary(self) -> dict[str, Any]:
+        """What `isoscale runs show --json` prints."""
+        record = self.record
+        return {
+            "path": str(self.path),
+            "name": record.get("name"),
+            "status": self.status,
+            **{key: record.get(key) for key in ("epoch", "step", "num_steps", "best", "message", "started", "seconds")},
+            "metrics": self.metrics,
+            "weights_sha256": self._weights_sha256(),
+        }
+
+    def _weights_sha256(self) -> str | None:
+        last = self.directory.checkpoints().pointed("last")
+        return read_manifest(last)["weights_sha256"] if last else None
+
+    def __repr__(self) -> str:
+        """Path, status and metrics."""
+        return f"Run({str(self.path)!r}, {self.status}, {json.dumps(self.metrics)})"

@@ -1,0 +1,53 @@
+"""Networks that several sciences use."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from isoscale.errors import UserError
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "elu": nn.ELU,
+    "softplus": nn.Softplus,
+}
+
+
+class MLP(nn.Module):
+    """A feed-forward network: linear layers with an activation in between."""
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        activation: str = "relu",
+        output_activation: str | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        """`widths` from input to output, such as [784, 128, 256, 10]; dropout after each hidden activation."""
+        super().__init__()
+        if len(widths) < 2:
+            raise UserError(f"an MLP needs at least an input and an output width, not {list(widths)}")
+        layers: list[nn.Module] = []
+        for number, (width_in, width_out) in enumerate(pairwise(widths)):
+            layers.append(nn.Linear(width_in, width_out))
+            if number < len(widths) - 2:
+                layers.append(_activation(activation))
+                layers += [nn.Dropout(dropout)] if dropout else []
+        layers += [_activation(output_activation)] if output_activation else []
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """From (batch, widths[0]) to (batch, widths[-1])."""
+        return self.layers(input)
+
+
+def _activation(name: str) -> nn.Module:
+    if name not in ACTIVATIONS:
+        raise UserError(f"unknown activation {name!r}: use {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]()
