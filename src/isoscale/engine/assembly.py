@@ -154,10 +154,11 @@ def _add_program(
             count = _steps_per_launch(launch, settings.observe.every)
             parts.program = GraphedProgram(
                 parts.step, feed, plan, inputs, count, parts.registry, parts.accelerator,
-                _fall_back(decided, say) if decided.program == "auto" else None,
+                lambda: _captures(decided),
+                _fall_back(decided, say) if settings.train.program == "auto" else None,
             )  # fmt: skip
             return
-        if decided.program != "auto":
+        if settings.train.program != "auto":
             raise UserError(f"train.program is {decided.program}, but {why}; use train.program=auto")
         _fall_back(decided, say)(why)
     after = parts.configured.after_step if parts.configured is not None else None
@@ -170,6 +171,11 @@ def _fall_back(decided: Decisions, say: Say) -> Say:
         say(f"program: eager, not graphed, because {reason}")
 
     return fall_back
+
+
+def _captures(decided: Decisions) -> None:
+    if decided.program == "auto":
+        decided.program = "graphed"
 
 
 def _cannot_capture(parts: Assembly, own: bool, tensor_lr: bool, capturable: bool) -> str | None:

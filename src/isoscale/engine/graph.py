@@ -38,6 +38,8 @@ class Captured:
     number: Tensor
     counted: list[float]
     """What one replay adds to the weights that the recorder counts on the host."""
+    proven: bool = False
+    """Whether a replay was seen to give the bits of eager execution."""
 
 
 class GraphedProgram:
@@ -45,9 +47,10 @@ class GraphedProgram:
 
     def __init__(
         self, step: Step, feed: Feed, plan: BatchPlan, inputs: Inputs, steps_per_launch: int, registry: Registry,
-        accelerator: Accelerator, fall_back: Callable[[str], None] | None,
+        accelerator: Accelerator, proven: Callable[[], None], fall_back: Callable[[str], None] | None,
     ) -> None:  # fmt: skip
-        """`fall_back` is told why a capture is refused and training goes on eagerly; None makes that an error."""
+        """`proven` is told when a replay gave the right bits, `fall_back` why a capture is refused (None: an error)."""
+        self._proven = proven
         self._step = step
         self._eager = EagerProgram(step, feed, plan, inputs, steps_per_launch)
         self._feed = feed
@@ -90,11 +93,23 @@ class GraphedProgram:
         return done
 
     def _launch(self, number: int, count: int) -> bool:
-        """Run the steps of a launch; False if they turned out not to be capturable and ran eagerly."""
+        """Run the steps of a launch; False if they turned out not to be capturable and ran eagerly.
+
+        The first launch of a kind is captured and run eagerly, the second is rehearsed: a replay that only fits the
+        batch it was captured at shows there. From the third on, launches are replayed.
+        """
         key = count, self._plan.size(number)
-        if key in self._graphs:
-            self._replay(self._graphs[key], number, count)
-            return True
+        captured = self._graphs.get(key)
+        if captured is None:
+            self._try_capture(key, number, count)
+        elif not captured.proven:
+            self._rehearse(captured, number, count)
+        else:
+            self._replay(captured, number, count)
+        return self.refused is None
+
+    def _try_capture(self, key: tuple[int, int], number: int, count: int) -> None:
+        """Capture a launch, put everything back, and run it eagerly."""
         before, reseed = self._registry.snapshot(), self._step.reseed
         counted = list(self._step.recorder.counted)
         try:
@@ -102,15 +117,12 @@ class GraphedProgram:
             reason = before.replaced(self._registry)
         except Exception as error:  # whatever a user's step does that a capture does not allow
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-        if reason is None:
-            self._rehearse(self._graphs[key], number, count)
-            return self.refused is None
-        torch.cuda.synchronize()
-        self._step.recorder.counted, self._step.reseed = counted, reseed
-        before.restore(self._registry)
-        self._refuse(reason)
+        if reason is not None:
+            torch.cuda.synchronize()
+            self._step.recorder.counted, self._step.reseed = counted, reseed
+            before.restore(self._registry)
+            self._refuse(reason)
         self._eager.run(number, number + count, lambda: False)
-        return False
 
     def _capture(self, number: int, count: int) -> Captured:
         device = self._accelerator.device
@@ -126,7 +138,9 @@ class GraphedProgram:
         recorder = self._step.recorder
         before = list(recorder.counted)
         torch.cuda.synchronize()
-        with torch.cuda.graph(captured.graph, pool=self._pool, stream=torch.cuda.current_stream()):
+        # thread_local: the thread that reads ahead may allocate and copy meanwhile
+        stream = torch.cuda.current_stream()
+        with torch.cuda.graph(captured.graph, self._pool, stream, capture_error_mode="thread_local"):
             self._trace(captured, number, count)
         self._pool = self._pool or captured.graph.pool()
         captured.counted = [after - earlier for after, earlier in zip(recorder.counted, before, strict=True)]
@@ -168,7 +182,10 @@ class GraphedProgram:
         self._step.recorder.counted = counted
         self._eager.run(number, number + count, lambda: False)
         differs = self._registry.snapshot().difference(replayed)
-        if differs is not None:
+        captured.proven = differs is None
+        if differs is None:
+            self._proven()
+        else:
             self._refuse(f"replaying it does not give the bits of running it ({differs})")
 
     def _refuse(self, reason: str) -> None:

@@ -36,10 +36,9 @@ def optimizer_class(name: str) -> type[Optimizer]:
 def choose_path(name: str, accelerator: Accelerator) -> OptimizerPath:
     """Fused if the optimizer can, else capturable on devices that capture, else as torch makes it."""
     cls = optimizer_class(name)
-    if cls.__name__ in FUSED and accelerator.kind in ("cpu", "cuda"):
-        return OptimizerPath(fused=True, capturable=False, tensor_lr=True)
+    fused = cls.__name__ in FUSED and accelerator.kind in ("cpu", "cuda")
     capturable = accelerator.can_capture and "capturable" in inspect.signature(cls).parameters
-    return OptimizerPath(fused=False, capturable=capturable, tensor_lr=capturable)
+    return OptimizerPath(fused=fused, capturable=capturable, tensor_lr=fused or capturable)
 
 
 def make_optimizers(
@@ -64,7 +63,9 @@ def make_optimizers(
 def _build(
     cls: type[Optimizer], lr: float, arguments: dict[str, Any], parameters: list[nn.Parameter], path: OptimizerPath
 ) -> Optimizer:
-    options: dict[str, Any] = {"fused": True} if path.fused else {"capturable": True} if path.capturable else {}
+    known = inspect.signature(cls).parameters
+    chosen = {"fused": path.fused, "capturable": path.capturable}
+    options: dict[str, Any] = {name: True for name, wanted in chosen.items() if wanted and name in known}
     rate = torch.tensor(lr, dtype=torch.float32, device=parameters[0].device) if path.tensor_lr else lr
     try:
         return cls(parameters, lr=rate, **options, **arguments)  # type: ignore[call-arg]

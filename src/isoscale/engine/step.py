@@ -89,9 +89,9 @@ class Step:
         task = self.forward.task
         self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
         device = self.parameters[0].device
-        self.latch = torch.zeros((), device=device)
+        self.latch = torch.zeros((), dtype=torch.float32, device=device)
         """1 once a gradient was not finite: fused optimizers then leave the weights alone."""
-        self._one = torch.ones((), device=device)
+        self._one = torch.ones((), dtype=torch.float32, device=device)
         self._buffers = [buffer for buffer in task.buffers() if self.reducer.num_shards > 1]
         for optimizer in self.optimizers:
             if optimizer.defaults.get("fused") and self.scaler is None:
@@ -216,10 +216,17 @@ def _add_part(
         gradients = list(
             torch.autograd.grad(total, parameters, retain_graph=not last, allow_unused=True, materialize_grads=True)
         )
-        amount = torch.as_tensor(weight, dtype=torch.float64, device=total.device)
+        amount = _as_total(weight, total.device)
         if index == len(sums):
             sums.append(gradients)
             totals.append(amount)
         else:
             torch._foreach_add_(sums[index], gradients)
             totals[index] = totals[index] + amount
+
+
+def _as_total(weight: Tensor | float, device: torch.device) -> Tensor:
+    """A weight as a device tensor, made by a fill: a copy from the host could not be captured."""
+    if isinstance(weight, Tensor):
+        return weight.detach().to(torch.float64)
+    return torch.full((), weight, dtype=torch.float64, device=device)

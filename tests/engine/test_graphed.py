@@ -1,0 +1,179 @@
+"""The graphed program on a real CUDA device: what is replayed has the bits of what is run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import isoscale
+from isoscale.errors import UserError
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+BASE: dict[str, Any] = {
+    "data": {"batch_size": 64},
+    "train": {"steps": 230, "epochs": None, "precision": "32"},
+    "schedule": {"name": "cosine", "warmup": 10},
+    "observe": {"every": 20, "tensorboard": 0, "level": "warning"},
+    "checkpoint": {"every": "never"},
+}
+
+
+def merged(*recipes: dict[str, Any]) -> dict[str, Any]:
+    """Recipes laid over each other, section by section."""
+    whole: dict[str, Any] = {}
+    for recipe in recipes:
+        for section, values in recipe.items():
+            whole[section] = {**whole.get(section, {}), **values} if isinstance(values, dict) else values
+    return whole
+
+
+def network(dropout: float = 0.0, norm: bool = False) -> nn.Module:
+    torch.manual_seed(1)
+    middle = [nn.BatchNorm1d(32)] if norm else []
+    return nn.Sequential(nn.Linear(13, 32), *middle, nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 5))
+
+
+def data(num_samples: int = 1000) -> isoscale.Sources:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(num_samples, 13, generator=generator)
+    labels = torch.randint(0, 5, (num_samples,), generator=generator)
+    return isoscale.Sources(train={"input": rows, "target": labels}, val={"input": rows[:100], "target": labels[:100]})
+
+
+def task(**options: Any) -> isoscale.Supervised:
+    return isoscale.Supervised(network(**options), "cross_entropy", ["accuracy"])
+
+
+def fit(path: Path, recipe: dict[str, Any], made: nn.Module | None = None) -> isoscale.Run:
+    return isoscale.Trainer(recipe, run=path).fit(made or task(), data())
+
+
+def sha(run: isoscale.Run) -> str:
+    return run.summary()["weights_sha256"]
+
+
+def program(run: isoscale.Run) -> str:
+    return run.record["decided"]["program"]
+
+
+def timeless(run: isoscale.Run) -> dict[str, list[tuple[int, float]]]:
+    return {name: run.history(name) for name in run.metrics if not name.startswith("time/")}
+
+
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "dropout": ({}, {"dropout": 0.3}),
+    "batch norm": ({}, {"norm": True}),
+    "clipping": ({"train": {"clip": 0.5}}, {}),
+    "moving average": ({"train": {"ema": 0.99}}, {}),
+    "accumulation": ({"train": {"accumulate": 2}}, {}),
+    "tree": ({"parallel": {"reduce": "tree"}}, {"dropout": 0.2, "norm": True}),
+    "host residency": ({"data": {"residency": "host"}}, {"dropout": 0.2}),
+    "momentum": ({"optimizer": {"name": "sgd", "momentum": 0.9, "lr": 0.05}}, {}),
+    "adamw": ({"optimizer": {"name": "adamw", "weight_decay": 0.1}}, {}),
+    "rmsprop": ({"optimizer": {"name": "rmsprop"}}, {}),
+    "bf16": ({"train": {"precision": "bf16"}}, {}),
+    "fp16": ({"train": {"precision": "fp16"}}, {}),
+    "tf32": ({"train": {"precision": "tf32"}}, {}),
+    "float64": ({"train": {"precision": "64"}}, {}),
+    "loss weights": ({"train": {"loss_weights": {"loss": {"start": 0.1, "end": 2.0}}}}, {}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_graphed_equals_eager_to_the_bit_over_230_steps(name: str, tmp_path: Path) -> None:
+    recipe, options = VARIANTS[name]
+    eager = fit(tmp_path / "eager", merged(BASE, recipe, {"train": {"program": "eager"}}), task(**options))
+    graphed = fit(tmp_path / "graphed", merged(BASE, recipe, {"train": {"program": "graphed"}}), task(**options))
+    assert sha(graphed) == sha(eager)
+    assert timeless(graphed) == timeless(eager)
+
+
+def test_the_number_of_steps_a_launch_does_not_matter(tmp_path: Path) -> None:
+    hashes = set()
+    for count in (1, 7, 10, 50):
+        recipe = merged(BASE, {"train": {"program": "graphed", "steps_per_launch": count}})
+        hashes.add(sha(fit(tmp_path / str(count), recipe, task(dropout=0.1))))
+    assert len(hashes) == 1
+
+
+def test_auto_captures_an_ordinary_task(tmp_path: Path) -> None:
+    run = fit(tmp_path, BASE)
+    assert program(run) == "graphed"
+    assert "not graphed" not in (tmp_path / "log.txt").read_text()
+
+
+def test_a_captured_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    recipe = merged(BASE, {"train": {"program": "graphed"}, "schedule": {"name": "constant"}})
+    whole = fit(tmp_path / "whole", recipe, task(dropout=0.2))
+    fit(tmp_path / "parts", merged(recipe, {"train": {"steps": 93}}), task(dropout=0.2))
+    parts = fit(tmp_path / "parts", recipe, task(dropout=0.2))
+    assert sha(parts) == sha(whole)
+
+
+class Drawing(isoscale.Supervised):
+    """Adds noise from torch's own generator."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        noisy = {**batch, "input": batch["input"] + 0.1 * torch.randn_like(batch["input"])}
+        return super().training_step(noisy, batch_idx)
+
+
+class Waiting(isoscale.Supervised):
+    """Looks at a value on the host."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch["input"].sum().item() > 1e9:
+            raise ValueError
+        return super().training_step(batch, batch_idx)
+
+
+class Replacing(isoscale.Supervised):
+    """Replaces a buffer instead of updating it."""
+
+    def __init__(self, model: nn.Module, loss: str) -> None:
+        super().__init__(model, loss)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen = self.seen + 1
+        return super().training_step(batch, batch_idx)
+
+
+class Counting(isoscale.Supervised):
+    """Lets the number of the batch, which a replay does not see, change the loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return isoscale.Pair(loss.sum * (1 + batch_idx % 3), loss.weight)
+
+
+REFUSED = [(Drawing, "random generator"), (Waiting, "captur"), (Replacing, "in place"), (Counting, "bits")]
+
+
+@pytest.mark.parametrize(("cls", "why"), REFUSED)
+def test_what_cannot_be_captured_runs_eagerly_with_a_line_that_says_why(cls: Any, why: str, tmp_path: Path) -> None:
+    auto = fit(tmp_path / "auto", BASE, cls(network(), "cross_entropy"))
+    eager = fit(tmp_path / "eager", merged(BASE, {"train": {"program": "eager"}}), cls(network(), "cross_entropy"))
+    assert sha(auto) == sha(eager)
+    assert program(auto) == "eager"
+    line = next(line for line in (tmp_path / "auto" / "log.txt").read_text().splitlines() if "not graphed" in line)
+    assert why in line
+
+
+def test_a_capture_that_was_demanded_and_is_impossible_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="random generator"):
+        fit(tmp_path, merged(BASE, {"train": {"program": "graphed"}}), Drawing(network(), "cross_entropy"))
+
+
+def test_a_nan_latches_and_is_reported(tmp_path: Path) -> None:
+    rows = torch.randn(1000, 13)
+    rows[500] = float("nan")
+    poisoned = isoscale.Sources(train={"input": rows, "target": torch.randint(0, 5, (1000,))})
+    made = task()
+    with pytest.raises(UserError, match="NaN or infinite"):
+        isoscale.Trainer(merged(BASE, {"train": {"program": "graphed"}}), run=tmp_path).fit(made, poisoned)
+    assert all(bool(parameter.isfinite().all()) for parameter in made.parameters())
