@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +29,7 @@ class BatchPlan:
         if self.batch_size > self.num_samples:
             raise ValueError(f"the batch ({self.batch_size}) is larger than the data ({self.num_samples} samples)")
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Batches of an epoch, a smaller last one included unless it is dropped."""
         full, rest = divmod(self.num_samples, self.batch_size)

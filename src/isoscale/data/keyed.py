@@ -5,7 +5,7 @@ They come out the same on any number of ranks, in any batch, after any restart, 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from isoscale.data.hashing import MASK, derive_key, fold
 
 _GOLDEN = 0x9E3779B9
-_TO_UNIT = 2.0**-24
+_NUM_BITS = {torch.float16: 11, torch.bfloat16: 8}
+"""Digits that a dtype holds, where those are fewer than 24: more would be rounded up to 1."""
 
 
 class StepRandom:
@@ -24,8 +25,35 @@ class StepRandom:
         """Numbers for a seed; `step` and `samples` are set by whoever runs the step."""
         self.seed = seed
         self.step: int | Tensor = 0
-        self.samples: Tensor | None = None
         self.used = False
+        self._samples: Tensor | None = None
+        self._uses: dict[str, int] = {}
+
+    @property
+    def samples(self) -> Tensor | None:
+        """Indices (batch,) of the samples of the part that is computed; to set them begins a part."""
+        return self._samples
+
+    @samples.setter
+    def samples(self, samples: Tensor | None) -> None:
+        self._samples = samples
+        self._uses.clear()
+
+    def another(self, purpose: str) -> str:
+        """A purpose for each use of `purpose` in a part: what a module draws when it is called again is new.
+
+        A backward pass that computes the forward again (checkpointing) asks again for what the forward asked for.
+        """
+        count = self._uses.get(purpose, 0)
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1 and count:
+            if count > 1:
+                raise ValueError(
+                    f"{purpose!r} draws {count} times in a step and is computed again in the backward pass, which "
+                    "cannot tell the draws apart: give every use a dropout module of its own"
+                )
+            return purpose
+        self._uses[purpose] = count + 1
+        return f"{purpose}#{count}" if count else purpose
 
     def bits(self, purpose: str, shape: tuple[int, ...]) -> Tensor:
         """Random 32-bit words (batch, *shape) in int64, one stream for each sample."""
@@ -36,16 +64,18 @@ class StepRandom:
         count = math.prod(shape)
         element = torch.arange(count, device=self.samples.device) * _GOLDEN
         word = ((element + high[:, None]) & MASK) ^ low[:, None]
-        return _finish(word).view(-1, *shape)
+        return _finish(word).view(len(self.samples), *shape)
 
     def uniform(self, purpose: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform numbers in [0, 1) of shape (batch, *shape)."""
-        return (self.bits(purpose, shape) >> 8).to(dtype) * _TO_UNIT
+        num_bits = _NUM_BITS.get(dtype, 24)
+        return (self.bits(purpose, shape) >> (32 - num_bits)).to(dtype) * 2.0**-num_bits
 
     def normal(self, purpose: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
         """Standard normal numbers of shape (batch, *shape)."""
-        radius = torch.sqrt(-2 * torch.log1p(-self.uniform(purpose + "/radius", shape, dtype)))
-        return radius * torch.cos(2 * math.pi * self.uniform(purpose + "/angle", shape, dtype))
+        exact = torch.float32 if dtype in _NUM_BITS else dtype
+        radius = torch.sqrt(-2 * torch.log1p(-self.uniform(purpose + "/radius", shape, exact)))
+        return (radius * torch.cos(2 * math.pi * self.uniform(purpose + "/angle", shape, exact))).to(dtype)
 
     def _sample_words(self, key: int) -> Tensor:
         assert self.samples is not None
@@ -84,12 +114,13 @@ def use(random: StepRandom | None) -> Iterator[None]:
 class KeyedDropout(nn.Module):
     """`nn.Dropout`, or its channel-wise variants, with a mask that is a function of the sample and the step."""
 
-    def __init__(self, p: float, purpose: str, num_spatial: int = 0) -> None:
-        """Drop with probability `p`; the last `num_spatial` dimensions share a decision."""
+    def __init__(self, p: float, purpose: str, num_spatial: int = 0, inplace: bool = False) -> None:
+        """Drop with probability `p`; with `num_spatial` dimensions after the channels, these share a decision."""
         super().__init__()
         self.p = p
         self.purpose = purpose
         self.num_spatial = num_spatial
+        self.inplace = inplace
 
     def forward(self, input: Tensor) -> Tensor:
         """Zero elements with probability p and scale up the rest, in training only."""
@@ -97,33 +128,55 @@ class KeyedDropout(nn.Module):
             return input
         random = current()
         if random is None or random.samples is None:
-            return nn.functional.dropout(input, self.p)
-        if input.shape[0] != len(random.samples):
+            return _FUNCTIONS[self.num_spatial](input, self.p, inplace=self.inplace)
+        if input.shape[:1] != (len(random.samples),):
             raise ValueError(
-                f"dropout {self.purpose!r} sees {input.shape[0]} rows of a batch of {len(random.samples)} samples: "
-                "its mask cannot be keyed by sample: apply dropout to tensors whose first dimension is the batch"
+                f"dropout {self.purpose!r} sees a tensor of shape {tuple(input.shape)} in a batch of "
+                f"{len(random.samples)} samples, so that its mask cannot be keyed by sample: "
+                "apply dropout to tensors whose first dimension is the batch"
             )
-        shape = tuple(input.shape[1 : input.dim() - self.num_spatial])
-        keep = self._keep(random.bits(self.purpose, shape))
-        keep = keep.view(*keep.shape, *([1] * self.num_spatial))
-        return input * keep.to(input.dtype).mul_(1 / (1 - self.p) if self.p < 1 else 0.0)
+        deciding = self._num_deciding(input.dim())
+        keep = self._keep(random.bits(random.another(self.purpose), tuple(input.shape[1:deciding])))
+        keep = keep.view(*keep.shape, *([1] * (input.dim() - deciding)))
+        factor = keep.to(input.dtype).mul_(1 / (1 - self.p) if self.p < 1 else 0.0)
+        return input.mul_(factor) if self.inplace else input * factor
+
+    def _num_deciding(self, num_dimensions: int) -> int:
+        """Leading dimensions that decide one by one: all, or those that torch's channel-wise functions take."""
+        if self.num_spatial == 0:
+            return num_dimensions
+        without_channels = self.num_spatial in (1, 3) and num_dimensions == self.num_spatial + 1
+        return 1 if without_channels else 2
 
     def _keep(self, bits: Tensor) -> Tensor:
         return bits >= round(self.p * 2**32)
 
 
 _SPATIAL = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+_FUNCTIONS: tuple[Callable[..., Tensor], ...] = (
+    nn.functional.dropout,
+    nn.functional.dropout1d,
+    nn.functional.dropout2d,
+    nn.functional.dropout3d,
+)
 
 
 def key_dropout(module: nn.Module) -> list[str]:
-    """Swap every dropout below `module` for a keyed one; names what draws on torch's generator and cannot be."""
-    unkeyed = []
-    for name, child in list(module.named_modules()):
-        if type(child) in _SPATIAL:
-            _replace(module, name, KeyedDropout(child.p, name, _SPATIAL[type(child)]).train(child.training))
+    """Swap every dropout below `module` for a keyed one; names what draws on torch's generator and cannot be.
+
+    A dropout that stands in several places stays one module; each of its calls in a step draws a mask of its own.
+    """
+    swapped: dict[nn.Module, KeyedDropout] = {}
+    unkeyed: dict[nn.Module, str] = {}
+    for name, child in list(module.named_modules(remove_duplicate=False)):
+        if type(child) in _SPATIAL and child is not module:
+            if child not in swapped:
+                keyed = KeyedDropout(child.p, name, _SPATIAL[type(child)], child.inplace)
+                swapped[child] = keyed.train(child.training)
+            _replace(module, name, swapped[child])
         elif _draws(child):
-            unkeyed.append(f"{name} ({type(child).__name__})")
-    return unkeyed
+            unkeyed.setdefault(child, f"{name or 'the task itself'} ({type(child).__name__})")
+    return list(unkeyed.values())
 
 
 def _replace(module: nn.Module, name: str, child: nn.Module) -> None:
@@ -132,6 +185,5 @@ def _replace(module: nn.Module, name: str, child: nn.Module) -> None:
 
 
 def _draws(module: nn.Module) -> bool:
-    drawing = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
-    dropout = getattr(module, "dropout", 0)
-    return isinstance(module, drawing) or (isinstance(dropout, float) and dropout > 0)
+    rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
+    return isinstance(module, nn.RReLU) or (type(rate) in (int, float) and rate > 0)

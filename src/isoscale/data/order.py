@@ -4,10 +4,10 @@ The order is a function of the seed alone. Any place of any epoch is computed by
 values in numpy and in torch on any device, so that a restart, another number of ranks or another residency reads the
 same samples. The values are pinned by a test and never change between versions.
 
-How: a Feistel network of six rounds on a grid of a x b >= N cells, a = isqrt(N), so that fewer than a cells lie
-outside of the data. A place that lands outside is sent through again. On a device that is done for a fixed number of
-masked passes, chosen so that running out of them has a probability below 1e-15 an epoch; what is left over is marked
-with `OUT_OF_PASSES`, which no index can be.
+How: a Feistel network of six rounds (24 for a handful of samples) on a grid of a x b >= N cells, a = isqrt(N), so
+that fewer than a cells lie outside of the data. A place that lands outside is sent through again. On a device that is
+done for a fixed number of masked passes, chosen so that running out of them has a probability below 1e-15 an epoch;
+what is left over is marked with `OUT_OF_PASSES`, which no index can be.
 """
 
 import math
@@ -20,6 +20,8 @@ from torch import Tensor
 from isoscale.data.hashing import MASK, derive_key, fold
 
 NUM_ROUNDS = 6
+NUM_ROUNDS_SMALL = 24  # on a grid of a few cells six rounds prefer some permutations
+SMALL = 64
 OUT_OF_PASSES = -1
 _MULTIPLIER_1 = 0x7FEB352D
 _MULTIPLIER_2 = 0x846CA68B
@@ -36,7 +38,8 @@ class Order:
             raise ValueError(f"an order needs between 1 and 2^46 samples, not {num_samples}")
         self.num_samples = num_samples
         self.shuffle = shuffle and num_samples > 1
-        self._keys = [derive_key(seed, purpose, round_)[0] for round_ in range(NUM_ROUNDS)]
+        num_rounds = NUM_ROUNDS if num_samples >= SMALL else NUM_ROUNDS_SMALL
+        self._keys = [derive_key(seed, purpose, round_)[0] for round_ in range(num_rounds)]
         self._height = max(2, math.isqrt(num_samples))
         self._width = -(-num_samples // self._height)
         self.num_passes = _passes_needed(num_samples, self._height, self._width)

@@ -5,8 +5,6 @@ A feed hands out the parts of a step: for each a batch and the indices of its sa
 gathered each into tensors of their own: matrix libraries change bits with the alignment of their operands.
 """
 
-import queue
-import threading
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -14,11 +12,13 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch, BatchPlan, copy_batch, map_tensors, tensors_of, to_device
-from isoscale.data.sources import Source, TensorSource, is_vectorised, nbytes
+from isoscale.data.reader import Inline, Reader
+from isoscale.data.sources import Source, TensorSource, is_rows, is_vectorised, nbytes
 
 DEVICE_WINDOW = 1 << 20
 HOST_WINDOW = 1 << 15
 SHARE_OF_MEMORY = 0.25
+CHUNK_BYTES = 16 << 20
 
 
 class Part(NamedTuple):
@@ -87,7 +87,8 @@ class DeviceFeed:
         """Bring all of `source` to `device`."""
         whole = source.tensors if isinstance(source, TensorSource) else source.fetch(torch.arange(len(source)))
         self._resident = map_tensors(whole, lambda tensor: tensor.to(device).contiguous())
-        self._single = self._resident if isinstance(self._resident, dict) else None
+        plain = isinstance(whole, dict) and all(isinstance(value, Tensor) for value in whole.values())
+        self._single = self._resident if plain else None
         self._plan = plan
         self._device = device
         self._window = Window(order, device, HOST_WINDOW if device.type == "cpu" else DEVICE_WINDOW)
@@ -157,7 +158,7 @@ class HostFeed:
         self._device = device
         self._window = Window(order, torch.device("cpu"), HOST_WINDOW)
         self._num_ahead = num_ahead if is_vectorised(source) else 0
-        self._reader: _Reader | _Inline | None = None
+        self._reader: Reader | Inline | None = None
         self._next = -1
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -166,9 +167,13 @@ class HostFeed:
         if self._reader is None or step != self._next:
             self.close()
             items = self._read_from(step)
-            self._reader = _Reader(items, self._num_ahead) if self._num_ahead else _Inline(items)
+            self._reader = Reader(items, self._num_ahead) if self._num_ahead else Inline(items)
         self._next = step + 1
-        return self._arrive(self._reader.get())
+        try:
+            return self._arrive(self._reader.get())
+        except BaseException:
+            self.close()  # nothing more comes after an error: the next call reads afresh
+            raise
 
     def _read_from(self, step: int) -> Iterator[tuple[list[list[Part]], Any]]:
         while True:
@@ -192,11 +197,7 @@ class HostFeed:
 
     def _arrive(self, item: tuple[list[list[Part]], Any]) -> list[list[Part]]:
         shards, event = item
-        if event is not None:
-            running = torch.cuda.current_stream(self._device)
-            running.wait_event(event)
-            for tensor in tensors_of(shards):
-                tensor.record_stream(running)
+        wait_for(event, shards, self._device)
         return shards
 
     def slot(self, step: int, num_steps: int) -> "HostSlot":
@@ -208,6 +209,157 @@ class HostFeed:
         if self._reader is not None:
             self._reader.close()
         self._reader = None
+
+
+class RowFeed:
+    """Rows of tensors in host memory, gathered and copied to the device in chunks of many steps, ahead of them."""
+
+    def __init__(
+        self, source: Source, order: Indices, plan: BatchPlan, device: torch.device, num_ahead: int = 2
+    ) -> None:
+        """Keep `num_ahead` chunks of about `CHUNK_BYTES` ready."""
+        self._source = source
+        self._plan = plan
+        self._device = device
+        self._window = Window(order, torch.device("cpu"), HOST_WINDOW)
+        self._num_ahead = num_ahead
+        self._reader: Reader | None = None
+        self._chunk = Chunk(0, 0, None, torch.empty(0), None)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        per_step = max(1, nbytes(source) // len(source) * plan.batch_size)
+        self._chunk_steps = min(64, max(1, CHUNK_BYTES // per_step))
+
+    def parts(self, step: int) -> list[list[Part]]:
+        """The parts of a step, each copied into tensors of its own."""
+        ((batch, samples),) = self.rows(step, 1)
+        return cut_rows(self._plan, batch, samples)
+
+    def rows(self, step: int, num_steps: int) -> Iterator[tuple[Batch, Tensor]]:
+        """The rows of equal steps and their sample indices, as views into the chunks that hold them."""
+        size, stop = self._plan.size(step), step + num_steps
+        while step < stop:
+            chunk = self._holding(step)
+            end = min(stop, chunk.stop)
+            rows = slice((step - chunk.first) * size, (end - chunk.first) * size)
+            yield map_tensors(chunk.batch, lambda tensor: tensor[rows]), chunk.samples[rows]  # noqa: B023
+            step = end
+
+    def _holding(self, step: int) -> "Chunk":
+        """The chunk that holds a step; reading starts afresh when it is not in the next one."""
+        if self._chunk.first <= step < self._chunk.stop:
+            return self._chunk
+        if self._reader is None or step != self._chunk.stop:
+            self.close()
+            self._reader = Reader(self._read_from(step), self._num_ahead)
+        try:
+            self._chunk = self._arrive(self._reader.get())
+        except BaseException:
+            self.close()  # nothing more comes after an error: the next call reads afresh
+            raise
+        return self._chunk
+
+    def _read_from(self, step: int) -> Iterator["Chunk"]:
+        while True:
+            stop = self._end_of_chunk(step)
+            samples = self._window.read(self._plan.place(step), (stop - step) * self._plan.size(step)).clone()
+            yield self._send(Chunk(step, stop, self._source.fetch(samples), samples, None))
+            step = stop
+
+    def _end_of_chunk(self, step: int) -> int:
+        """Steps of one batch size within one epoch."""
+        if self._plan.size(step) != self._plan.batch_size:
+            return step + 1
+        per_epoch = self._plan.steps_per_epoch
+        start = step - step % per_epoch
+        full = per_epoch - (self._plan.size(start + per_epoch - 1) != self._plan.batch_size)
+        return min(step + self._chunk_steps, start + full)
+
+    def _send(self, chunk: "Chunk") -> "Chunk":
+        """Copy to the device on a stream of its own, so that it overlaps with the running steps."""
+        if self._stream is None:
+            return chunk._replace(batch=to_device(chunk.batch, self._device), samples=chunk.samples.to(self._device))
+        with torch.cuda.stream(self._stream):
+            batch = map_tensors(chunk.batch, self._pinned_copy)
+            return Chunk(chunk.first, chunk.stop, batch, self._pinned_copy(chunk.samples), self._stream.record_event())
+
+    def _pinned_copy(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def _arrive(self, chunk: "Chunk") -> "Chunk":
+        wait_for(chunk.event, (chunk.batch, chunk.samples), self._device)
+        return chunk
+
+    def slot(self, step: int, num_steps: int) -> "RowSlot":
+        """A slot that holds the rows of whole launches."""
+        return RowSlot(self, self._plan, step, num_steps)
+
+    def close(self) -> None:
+        """Stop the thread and forget the chunk."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+        self._chunk = Chunk(0, 0, None, torch.empty(0), None)
+
+
+class Chunk(NamedTuple):
+    """The rows of steps `first` to `stop`, on the device once `event` has passed."""
+
+    first: int
+    stop: int
+    batch: Batch
+    samples: Tensor
+    event: Any
+
+
+class RowSlot:
+    """The rows of a launch at a fixed address; each part is copied out of them inside the captured launch."""
+
+    def __init__(self, feed: RowFeed, plan: BatchPlan, step: int, num_steps: int) -> None:
+        """Room for `num_steps` steps like `step`."""
+        self._feed = feed
+        self._plan = plan
+        self._size = plan.size(step)
+        self._num_steps = num_steps
+        count = num_steps * self._size
+        ((batch, samples),) = feed.rows(step, 1)
+        self._batch = map_tensors(batch, lambda tensor: tensor.new_empty(count, *tensor.shape[1:]))
+        self._samples = samples.new_empty(count)
+
+    def fill(self, step: int) -> None:
+        """Copy the rows of the launch's steps."""
+        start = 0
+        for batch, samples in self._feed.rows(step, self._num_steps):
+            rows = slice(start, start + len(samples))
+            copy_batch(self._rows(rows), (batch, samples))
+            start = rows.stop
+
+    def _rows(self, rows: slice) -> tuple[Batch, Tensor]:
+        return map_tensors(self._batch, lambda tensor: tensor[rows]), self._samples[rows]
+
+    def parts(self, offset: int) -> list[list[Part]]:
+        """Copy the parts of a step into tensors of their own."""
+        return cut_rows(self._plan, *self._rows(slice(offset * self._size, (offset + 1) * self._size)))
+
+
+def cut_rows(plan: BatchPlan, batch: Batch, samples: Tensor) -> list[list[Part]]:
+    """The parts of a batch of rows, each copied into tensors of its own."""
+    return [
+        [
+            Part(map_tensors(batch, lambda tensor: tensor[start:stop].clone()), samples[start:stop])  # noqa: B023
+            for start, stop in shard
+        ]
+        for shard in plan.parts(len(samples))
+    ]
+
+
+def wait_for(event: Any, batch: Batch, device: torch.device) -> None:
+    """Let the running stream wait for tensors that another stream copies, and keep their memory until it is done."""
+    if event is None:
+        return
+    running = torch.cuda.current_stream(device)
+    running.wait_event(event)
+    for tensor in tensors_of(batch):
+        tensor.record_stream(running)
 
 
 class HostSlot:
@@ -238,56 +390,6 @@ def to_device_part(part: Part, device: torch.device) -> Part:
     return Part(to_device(part.batch, device), part.samples.to(device, non_blocking=True))
 
 
-class _Reader:
-    """Runs an iterator in a thread, a few items ahead; an error in it is raised where the item is asked for."""
-
-    def __init__(self, items: Iterator[Any], num_ahead: int) -> None:
-        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(num_ahead)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(items,), name="isoscale-reader", daemon=True)
-        self._thread.start()
-
-    def _run(self, items: Iterator[Any]) -> None:
-        try:
-            for item in items:
-                if not self._put((item, None)):
-                    return
-        except BaseException as error:
-            self._put((None, error))
-
-    def _put(self, entry: tuple[Any, BaseException | None]) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._queue.put(entry, timeout=0.2)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def get(self) -> Any:
-        item, error = self._queue.get()
-        if error is not None:
-            raise error
-        return item
-
-    def close(self) -> None:
-        self._closed.set()
-        self._thread.join()
-
-
-class _Inline:
-    """Takes the items of an iterator in the thread that asks."""
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
-
-    def get(self) -> Any:
-        return next(self._items)
-
-    def close(self) -> None:
-        self._items = iter(())
-
-
 Residency = Literal["auto", "device", "host"]
 
 
@@ -302,6 +404,8 @@ def choose(source: Source, residency: Residency, device_memory: int) -> Literal[
 
 def make_feed(
     residency: Literal["device", "host"], source: Source, order: Indices, plan: BatchPlan, device: torch.device
-) -> DeviceFeed | HostFeed:
+) -> Feed:
     """The feed for a residency."""
-    return (DeviceFeed if residency == "device" else HostFeed)(source, order, plan, device)
+    if residency == "device":
+        return DeviceFeed(source, order, plan, device)
+    return (RowFeed if is_rows(source) else HostFeed)(source, order, plan, device)

@@ -1,5 +1,7 @@
 """Random access to samples: `len(source)` and `source.fetch(indices)`, vectorised, in the stored dtype."""
 
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -7,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from isoscale.data.batches import Batch, map_tensors, tensors_of
 from isoscale.data.order import Order
@@ -31,7 +33,7 @@ class TensorSource:
     def __init__(self, tensors: Batch) -> None:
         """A dict, list or tuple of tensors or arrays, one row a sample."""
         self.tensors = _as_tensors(tensors)
-        lengths = {len(tensor) for tensor in tensors_of(self.tensors)}
+        lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(self.tensors)}
         if len(lengths) != 1:
             raise UserError(f"every tensor needs one row a sample, but the numbers of rows are {sorted(lengths)}")
         self._length = lengths.pop()
@@ -84,24 +86,33 @@ class DatasetSource:
 
 
 def as_source(data: Any, collate: Callable[[list[Any]], Batch] | None = None) -> Source:
-    """Make a source of what people have: a source, tensors, arrays, a `Dataset`."""
+    """Make a source of what people have: a source, tensors, arrays, a `Dataset`.
+
+    With a collate function, which is how a data loader reads, lists and arrays too are datasets of samples.
+    """
     if isinstance(data, Source):
         return data
     if isinstance(data, TensorDataset) and collate in (None, default_collate):
         return TensorSource(tuple(data.tensors))
-    if isinstance(data, Tensor | np.ndarray | Mapping | tuple | list):
+    if collate is None and isinstance(data, Tensor | np.ndarray | Mapping | tuple | list):
         return TensorSource(data)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    without_places = isinstance(data, str | bytes | IterableDataset)
+    if not without_places and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return DatasetSource(data, collate)
     raise UserError(
-        f"cannot read samples from {type(data).__name__}: give a source (`__len__` and `fetch`), a torch Dataset, "
-        "or a dict or tuple of tensors"
+        f"cannot read samples from {type(data).__name__}: give a source (`__len__` and `fetch`), "
+        "a map-style torch Dataset, or a dict or tuple of tensors"
     )
 
 
 def is_vectorised(source: Source) -> bool:
     """Whether all of a source can be fetched at once and kept: not so for datasets that may draw random numbers."""
     return is_vectorised(source.source) if isinstance(source, Subset) else not isinstance(source, DatasetSource)
+
+
+def is_rows(source: Source) -> bool:
+    """Whether a sample is one row of each tensor, so that many samples can be fetched at once and cut apart."""
+    return is_rows(source.source) if isinstance(source, Subset) else isinstance(source, TensorSource)
 
 
 def nbytes(source: Source) -> int:
@@ -112,13 +123,16 @@ def nbytes(source: Source) -> int:
 
 
 def _as_tensors(data: Any) -> Batch:
-    if isinstance(data, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(data))
+    if isinstance(data, Tensor):
+        return data
+    if isinstance(data, np.ndarray) and data.dtype.kind in "biufc":
+        return torch.from_numpy(np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("=")))
     if isinstance(data, Mapping):
         return {key: _as_tensors(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
         return tuple(_as_tensors(value) for value in data)
-    return data
+    found = f"an array of {data.dtype}" if isinstance(data, np.ndarray) else f"{type(data).__name__} {data!r:.40}"
+    raise UserError(f"samples must be tensors or arrays of numbers, one row a sample, not {found}")
 
 
 class Sources:
@@ -154,8 +168,8 @@ def _counts(length: int, parts: Mapping[str, float | int]) -> dict[str, int]:
         if isinstance(part, int):
             edges[role] = part
         else:
-            fraction += part
-            edges[role] = round(fraction * length) - round((fraction - part) * length)
+            before, fraction = fraction, fraction + part
+            edges[role] = round(fraction * length) - round(before * length)
         taken += edges[role]
     if taken > length:
         raise UserError(f"split asks for {taken} samples ({dict(parts)}), but there are {length}")
@@ -174,9 +188,12 @@ class Arrays(Sources):
 
 def _read_npz(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise ValueError("it holds one array without a name; use np.savez(path, input=..., target=...)")
+        with file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise UserError(f"there is no file {path}: set data.path to an .npz file with one row a sample") from None
-    except (ValueError, OSError, AttributeError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"cannot read {path} as an .npz file of plain arrays: {error}") from None

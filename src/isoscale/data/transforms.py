@@ -29,6 +29,8 @@ class Normalize:
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float], key: str = "input") -> None:
         """Normalise `batch[key]`; per-channel values belong to its second dimension."""
+        if 0 in ([std] if isinstance(std, int | float) else std):
+            raise ValueError("Normalize needs numbers other than 0 in `std`")
         self.mean = mean
         self.std = std
         self.key = key

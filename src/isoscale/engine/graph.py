@@ -128,12 +128,10 @@ class GraphedProgram:
         device = self._accelerator.device
         slot = self._feed.slot(number, count)
         slot.fill(number)
-        captured = Captured(
-            torch.cuda.CUDAGraph(), slot,
-            torch.empty(count, device=device),
-            torch.empty(count, len(self._inputs.weights), device=device) if self._inputs.weights else None,
-            torch.zeros((), dtype=torch.int64, device=device), [],
-        )  # fmt: skip
+        rates = torch.empty(count, dtype=torch.float32, device=device)
+        weights = rates.new_empty(count, len(self._inputs.weights)) if self._inputs.weights else None
+        number_tensor = torch.zeros((), dtype=torch.int64, device=device)
+        captured = Captured(torch.cuda.CUDAGraph(), slot, rates, weights, number_tensor, [])
         self._fill(captured, number, count)
         recorder = self._step.recorder
         before = list(recorder.counted)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -16,7 +17,7 @@ Criterion = Callable[..., Pair]
 
 def _of_mean(function: Callable[..., Tensor]) -> Callable[..., Pair]:
     def criterion(prediction: Tensor, target: Tensor, **arguments: Any) -> Pair:
-        return Pair.of_mean(function(prediction, target, **arguments), len(target))
+        return Pair.of_mean(function(prediction, target, **arguments), target.shape[0])
 
     return criterion
 
@@ -27,7 +28,7 @@ def cross_entropy(
     """Cross entropy of class scores (batch, classes, …); with class weights, their sum is the pair's weight."""
     if weight is None:
         mean = functional.cross_entropy(prediction, target, label_smoothing=label_smoothing)
-        return Pair.of_mean(mean, len(target))
+        return Pair.of_mean(mean, target.shape[0])
     total = functional.cross_entropy(prediction, target, weight, reduction="sum", label_smoothing=label_smoothing)
     return Pair(total, weight[target].sum())
 
@@ -44,7 +45,7 @@ def _regression(function: Callable[..., Tensor]) -> Callable[..., Pair]:
                 f"prediction {tuple(prediction.shape)} and target {tuple(target.shape)} have different shapes, "
                 "which would be broadcast against each other; reshape one of them"
             )
-        return Pair.of_mean(function(prediction, target, **arguments), len(target))
+        return Pair.of_mean(function(prediction, target, **arguments), target.shape[0])
 
     return criterion
 
@@ -79,7 +80,7 @@ def find_metric(metric: str | Callable[..., Any]) -> Criterion:
 
 def _returning_pair(function: Callable[..., Any]) -> Criterion:
     def criterion(prediction: Tensor, target: Tensor) -> Pair:
-        return as_pair(function(prediction, target), len(target))
+        return as_pair(function(prediction, target), target.shape[0])
 
     return criterion
 
@@ -104,4 +105,9 @@ def as_pair(value: Any, count: int) -> Pair:
         )
     if isinstance(value, Tensor):
         return Pair.of_mean(value.reshape(()) if value.dim() else value, count)
+    if not isinstance(value, int | float | np.number | np.ndarray):
+        raise UserError(
+            f"a loss or metric must be a number, a tensor of one, or a pair, not {type(value).__name__}"
+            + (": does the step return its loss?" if value is None else "")
+        )
     return Pair(torch.as_tensor(float(value) * count), count)

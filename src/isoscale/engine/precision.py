@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -27,9 +28,14 @@ class Precision:
         """Whether gradients need loss scaling: fp16 has too small an exponent for them."""
         return self.name == "fp16"
 
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether the forward pass computes in another dtype than that of the weights."""
+        return self.name in ("bf16", "fp16")
+
     def autocast(self) -> AbstractContextManager[None]:
         """The context of a forward pass."""
-        if self.name not in ("bf16", "fp16"):
+        if not self.mixed:
             return nullcontext()
         # a cached cast would outlive the captured step that made it
         dtype = torch.bfloat16 if self.name == "bf16" else torch.float16

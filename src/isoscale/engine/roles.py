@@ -13,7 +13,7 @@ from isoscale.data.residency import Feed, Indices, choose, make_feed
 from isoscale.data.sources import Source, Sources, Subset, as_source
 from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.config import Limit
-from isoscale.engine.lightning import LoadedData, is_data_module
+from isoscale.engine.loaders import LoadedData, SamplerOrder, is_data_module, seeded
 from isoscale.engine.settings import Settings
 from isoscale.errors import UserError
 
@@ -26,6 +26,8 @@ class Role:
     plan: BatchPlan
     residency: str
     feed: Feed
+    loaded: LoadedData | None = None
+    """Where the loaders came from."""
 
 
 @dataclass
@@ -69,9 +71,11 @@ class RoleMaker:
             wanted.source = self._overfit(self._subset(wanted.source), wanted.batch_size)
         if wanted is None:
             return None
-        size = min(self._settings.data.eval_batch_size or wanted.batch_size, len(wanted.source))
-        plan = limited(BatchPlan(len(wanted.source), size), limit)
-        return self._role(wanted.source, plan, Order(len(wanted.source), 0, shuffle=False))
+        order: Indices = Order(len(wanted.source), 0, shuffle=False)
+        if wanted.sampler is not None and self._settings.train.overfit_batches is None:
+            order = SamplerOrder(wanted.sampler, self._settings.seed)  # it may stand for a part of the dataset
+        size = min(self._settings.data.eval_batch_size or wanted.batch_size, order.num_samples)
+        return self._role(wanted.source, limited(BatchPlan(order.num_samples, size), limit), order)
 
     def _wanted(self, role: str) -> Wanted | None:
         section: Data = self._settings.data
@@ -106,8 +110,8 @@ class RoleMaker:
 
     def _order(self, source: Source, wanted: Wanted) -> Indices:
         if wanted.sampler is not None:
-            from isoscale.engine.lightning import SamplerOrder
-
+            if source is not wanted.source:
+                raise UserError("the loader has a sampler of its own: data.subset and train.overfit_batches need none")
             return SamplerOrder(wanted.sampler, self._settings.seed)
         return Order(len(source), self._settings.seed, wanted.shuffle)
 
@@ -124,7 +128,8 @@ class RoleMaker:
 
     def _role(self, source: Source, plan: BatchPlan, order: Indices) -> Role:
         residency = choose(source, self._settings.data.residency, self._accelerator.total_memory)
-        return Role(source, plan, residency, make_feed(residency, source, order, plan, self._accelerator.device))
+        feed = make_feed(residency, source, order, plan, self._accelerator.device)
+        return Role(source, plan, residency, feed, self._loaded)
 
 
 def num_batches(limit: Limit, total: int) -> int:
@@ -145,9 +150,11 @@ def limited(plan: BatchPlan, limit: Limit) -> BatchPlan:
 
 def fingerprint(source: Source, num_probes: int = 64) -> str:
     """A hash of a source's size, dtypes, shapes and some of its samples, cheap at any size."""
-    probes = torch.linspace(0, len(source) - 1, min(num_probes, len(source))).long()
+    probes = torch.linspace(0, len(source) - 1, min(num_probes, len(source)), dtype=torch.float64).long()
     digest = hashlib.sha256(str(len(source)).encode())
-    for tensor in tensors_of(source.fetch(probes)):
+    with seeded(0):  # a dataset may augment at random
+        samples = source.fetch(probes)
+    for tensor in tensors_of(samples):
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -43,11 +43,10 @@ class Decisions:
     def make(cls, settings: Settings) -> "Decisions":
         """Resolve what is `auto`; never by rank count, free memory or timing."""
         found = accelerator.find(settings.train.device)
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else torch.get_num_threads()
         program = settings.train.program
         return cls(
             device=found.kind,
-            threads=threads if settings.train.threads == "auto" else settings.train.threads,
+            threads=_threads() if settings.train.threads == "auto" else settings.train.threads,
             precision=precision.resolve(settings.train.precision, found).name,
             optimizer=choose_path(settings.optimizer.name, found),
             program="eager" if program == "auto" and not found.can_capture else program,
@@ -61,3 +60,11 @@ class Decisions:
     def from_dict(cls, values: dict[str, Any]) -> "Decisions":
         """From run.json."""
         return cls(**{**values, "optimizer": OptimizerPath(**values["optimizer"])})
+
+
+def _threads() -> int:
+    """What OMP_NUM_THREADS says, or else the cores that this process may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else torch.get_num_threads()

@@ -44,9 +44,12 @@ class Forward:
         for transform in self.transforms:
             batch = transform(batch)
         batch = _cast(batch, self.precision.dtype)
-        with self.precision.autocast():
+        if self.precision.mixed:
+            with self.precision.autocast():
+                output = self.compute(batch, batch_idx)
+        else:
             output = self.compute(batch, batch_idx)
-        self.stage.flush(len(part.samples))
+        self.stage.flush(part.samples.shape[0])
         return output
 
 
@@ -62,6 +65,8 @@ def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
 
 def loss_terms(output: Any, count: int) -> Terms:
     """The named terms of what a training step returned; a single loss has the name `loss`."""
+    if isinstance(output, Pair):
+        return {"loss": output}
     if isinstance(output, Mapping):
         terms = {"loss": output["loss"]} if "loss" in output else output
         return {name: as_pair(value, count) for name, value in terms.items()}
@@ -122,7 +127,7 @@ class Step:
         terms = self._terms(part, number, 0, batch_idx)
         means = [pair.mean * weights[name] if name in weights else pair.mean for name, pair in terms.items()]
         loss = means[0] if len(means) == 1 else torch.stack(means).sum()
-        self._record(terms, loss, len(part.samples))
+        self._record(terms, loss, part.samples.shape[0])
         self._scaled(loss).backward()
 
     def _in_parts(self, shards: Shards, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
@@ -142,11 +147,11 @@ class Step:
             sums: list[list[Tensor]] = []
             totals: list[Tensor] = []
             for micro, part in enumerate(shards[shard]):
-                terms = self._terms(part, number, shard * len(shards[shard]) + micro, batch_idx)
-                self._record(terms, None, len(part.samples))
+                terms = self._terms(part, number, micro * self.reducer.num_shards + shard, batch_idx)
+                self._record(terms, None, part.samples.shape[0])
                 _add_part(self.parameters, self._groups(terms, weights), sums, totals)
             num_groups, shard_index = len(sums), shard_index + 1
-            statistics = [buffer.to(torch.float64) for buffer in self._buffers]
+            statistics = [buffer.to(torch.float64, copy=True) for buffer in self._buffers]
             self.reducer.add(shard, [record, *totals, *(grad for group in sums for grad in group), *statistics])
         self._take(self.reducer.total(), num_groups, shard_index)
 
@@ -178,7 +183,7 @@ class Step:
         if self.reseed is not None:
             self.reseed(number, index)
         self.random.samples = part.samples
-        return loss_terms(self.forward(part, batch_idx), len(part.samples))
+        return loss_terms(self.forward(part, batch_idx), part.samples.shape[0])
 
     def _record(self, terms: Terms, loss: Tensor | None, count: int) -> None:
         for name, pair in terms.items():
@@ -228,5 +233,5 @@ def _add_part(
 def _as_total(weight: Tensor | float, device: torch.device) -> Tensor:
     """A weight as a device tensor, made by a fill: a copy from the host could not be captured."""
     if isinstance(weight, Tensor):
-        return weight.detach().to(torch.float64)
+        return weight.detach().to(torch.float64, copy=True)
     return torch.full((), weight, dtype=torch.float64, device=device)

@@ -65,6 +65,7 @@ class Supervised(Task):
         self._metrics = {_name(metric): find_metric(metric) for metric in metrics if not is_metric(metric)}
         objects = {_name(metric): metric for metric in metrics if is_metric(metric)}
         self._objects = nn.ModuleDict({f"of_{stage}": _copies(objects) for stage in ("train", "val", "test")})
+        self._names = list(objects)
         self._keys = input, target
 
     def forward(self, input: Tensor) -> Tensor:
@@ -88,10 +89,16 @@ class Supervised(Task):
         prediction = self.model(input)
         for name, metric in self._metrics.items():
             self.log(name, metric(prediction.detach(), target))
-        for name, counted in self._objects[f"of_{stage}"].items():  # type: ignore[operator]
-            update(counted, prediction.detach(), target)
-            self.log(name, counted)
+        if self._names:
+            self._count(prediction.detach(), target, stage)
         return self._loss(prediction, target)
+
+    def _count(self, prediction: Tensor, target: Tensor, stage: str) -> None:
+        """Add a batch to the stage's torchmetrics objects."""
+        for name in self._names:
+            metric = self._objects[f"of_{stage}"][name]  # type: ignore[index]
+            update(metric, prediction, target)
+            self.log(name, metric)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
         """The model's prediction."""

@@ -53,17 +53,17 @@ class FlatReducer:
 class TreeReducer:
     """A fixed binary tree over the shards, so that the sum has the same bits whoever computed which shard.
 
-    Works like a binary counter: a finished subtree waits until its right neighbour of the same size arrives, so that
-    at most log2(shards) sums are held at a time.
+    A shard that a small batch leaves empty is left out of the tree, and the others keep their places in it. A finished
+    subtree waits until its right neighbour arrives, so that at most 1 + log2(shards) sums are held at a time.
     """
 
     def __init__(self, num_shards: int = DEFAULT_SHARDS) -> None:
         """A tree over a power of two of shards."""
-        if num_shards & (num_shards - 1):
-            lower = 1 << (num_shards.bit_length() - 1)
+        if num_shards < 1 or num_shards & (num_shards - 1):
+            lower = 1 << (max(1, num_shards).bit_length() - 1)
             raise ValueError(f"parallel.shards must be a power of two, not {num_shards}: use {lower} or {2 * lower}")
         self.num_shards = num_shards
-        self._waiting: list[tuple[int, list[Tensor]]] = []
+        self._waiting: list[tuple[int, list[Tensor]]] = []  # (first shard, sums) of subtrees, left to right
 
     @property
     def owned(self) -> range:
@@ -71,22 +71,28 @@ class TreeReducer:
         return range(self.num_shards)
 
     def add(self, shard: int, tensors: Sequence[Tensor]) -> None:
-        """Add a leaf and join it with every finished subtree of its size."""
-        size, node = 1, list(tensors)
-        while self._waiting and self._waiting[-1][0] == size:
-            _, left = self._waiting.pop()
-            torch._foreach_add_(left, node)
-            size, node = 2 * size, left
-        self._waiting.append((size, node))
+        """Add a leaf, after joining the subtrees that meet below the node where it meets them."""
+        while len(self._waiting) > 1 and self._top() < _meeting(self._waiting[-1][0], shard):
+            self._join()
+        self._waiting.append((shard, list(tensors)))
 
     def total(self) -> list[Tensor]:
         """The root of the tree."""
-        (_, root) = self._waiting.pop()
-        while self._waiting:  # a batch of fewer samples than shards leaves subtrees without a partner
-            _, left = self._waiting.pop()
-            torch._foreach_add_(left, root)
-            root = left
-        return root
+        while len(self._waiting) > 1:
+            self._join()
+        return self._waiting.pop()[1]
+
+    def _top(self) -> int:
+        return _meeting(self._waiting[-2][0], self._waiting[-1][0])
+
+    def _join(self) -> None:
+        _, right = self._waiting.pop()
+        torch._foreach_add_(self._waiting[-1][1], right)
+
+
+def _meeting(left: int, right: int) -> int:
+    """Height of the lowest node of the tree that is above both shards."""
+    return (left ^ right).bit_length()
 
 
 def make_reducer(reduce: str, shards: int | str) -> FlatReducer | TreeReducer:

@@ -1,0 +1,78 @@
+"""Transforms give a new batch and leave the one they are given alone."""
+
+import pytest
+import torch
+
+from isoscale.data.transforms import Divide, Flatten, Normalize
+
+
+@pytest.fixture
+def images():
+    """Stored pixels (batch, channels, height, width) and labels."""
+    pixels = torch.arange(2 * 3 * 2 * 2, dtype=torch.uint8).view(2, 3, 2, 2)
+    return {"input": pixels, "target": torch.tensor([0, 1])}
+
+
+@pytest.mark.parametrize("transform", [Divide(2.0), Normalize(1.0, 2.0), Normalize([1, 2, 3], [4, 5, 6]), Flatten()])
+def test_a_transform_changes_its_key_only_and_nothing_in_place(images, transform):
+    images["input"] = images["input"].float()
+    before = images["input"].clone()
+    transformed = transform(images)
+    assert transformed is not images and transformed["target"] is images["target"]
+    assert set(images) == {"input", "target"} and torch.equal(images["input"], before)
+    assert not torch.equal(transformed["input"].flatten(), before.flatten()) or isinstance(transform, Flatten)
+
+
+@pytest.mark.parametrize("transform", [Divide(2.0, key="x"), Normalize(0.0, 2.0, key="x"), Flatten(key="x")])
+def test_a_transform_can_be_told_its_key(transform):
+    input = torch.ones(2, 3, 4)
+    transformed = transform({"input": input, "x": torch.ones(2, 3, 4)})
+    assert transformed["input"] is input
+    assert transformed["x"].shape == (2, 12) or (transformed["x"] == 0.5).all()
+
+
+def test_divide_turns_integers_into_floating_point_numbers(images):
+    divided = Divide(255.0)(images)["input"]
+    assert divided.dtype == torch.float32
+    assert torch.equal(divided, images["input"].float() / 255)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_divide_keeps_the_dtype_of_floating_point_numbers(dtype):
+    divided = Divide(4)({"input": torch.tensor([2.0], dtype=dtype)})["input"]
+    assert divided.dtype == dtype and divided.item() == 0.5
+
+
+def test_divide_by_zero_is_refused_at_once():
+    with pytest.raises(ValueError, match="other than 0 in `by`"):
+        Divide(0)
+
+
+def test_normalize_by_numbers():
+    normal = Normalize(mean=3, std=2.0)({"input": torch.tensor([[1, 3, 7]])})["input"]
+    assert normal.tolist() == [[-1, 0, 2]]
+
+
+def test_normalize_by_channel(images):
+    normal = Normalize(mean=[0.0, 10.0, 20.0], std=[1.0, 2.0, 4.0])(images)["input"]
+    for channel, (mean, std) in enumerate([(0.0, 1.0), (10.0, 2.0), (20.0, 4.0)]):
+        assert torch.equal(normal[:, channel], (images["input"][:, channel].float() - mean) / std)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 2, 5), (4, 2, 3, 3, 3)])
+def test_the_channels_are_the_second_dimension_of_any_shape(shape):
+    normal = Normalize(mean=[1.0, 2.0], std=1)({"input": torch.zeros(shape, dtype=torch.float64)})["input"]
+    assert normal.dtype == torch.float64 and normal.shape == shape
+    assert (normal[:, 0] == -1).all() and (normal[:, 1] == -2).all()
+
+
+@pytest.mark.parametrize("std", [0, 0.0, [1.0, 0.0]])
+def test_normalize_by_zero_is_refused_at_once(std):
+    with pytest.raises(ValueError, match="other than 0 in `std`"):
+        Normalize(0.0, std)
+
+
+def test_flatten_makes_a_row_of_every_sample(images):
+    flat = Flatten()(images)["input"]
+    assert flat.shape == (2, 12) and flat.dtype == torch.uint8
+    assert torch.equal(flat[1], images["input"][1].flatten())
