@@ -58,9 +58,13 @@ class Trainer:
         self._run = run
         self._overrides = overrides
 
-    def fit(self, task: nn.Module, data: Any) -> Run:
-        """Train `task` on `data`: `isoscale.Sources`, a LightningDataModule, a loader, a Dataset or tensors."""
-        session = open_session(self._recipe, self._overrides, self._run, Given(task, data)).train()
+    def fit(self, task: nn.Module, data: Any = None) -> Run:
+        """Train `task` on `data`: `isoscale.Sources`, a LightningDataModule, a loader, a Dataset or tensors.
+
+        Without data, the task's own loaders are taken (`train_dataloader`, `val_dataloader`, …).
+        """
+        given = Given(task, task if data is None else data)
+        session = open_session(self._recipe, self._overrides, self._run, given).train()
         assert session.directory is not None
         return Run(session.directory.path, task)
 

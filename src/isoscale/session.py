@@ -102,6 +102,7 @@ class Session:
             raise
         except BaseException as error:
             self._end(observers, "failed", str(error) or type(error).__name__)
+            engine.release()
             if not record and self.directory and not engine.started:
                 shutil.rmtree(self.directory.path, ignore_errors=True)  # nothing was earned yet: leave no litter
             raise

@@ -45,15 +45,15 @@ class Window:
         self._order = order
         self._device = device
         self._size = size
-        self._start = 0
+        self._start = self._count = 0
         self._values = torch.empty(0, dtype=torch.int64)
 
     def read(self, place: int, count: int) -> Tensor:
         """Sample indices for `count` places from `place`."""
         offset = place - self._start
-        if offset < 0 or offset + count > len(self._values):
-            self._start, offset = place, 0
-            self._values = self._order.indices(place, max(self._size, count), self._device)
+        if offset < 0 or offset + count > self._count:
+            self._start, offset, self._count = place, 0, max(self._size, count)
+            self._values = self._order.indices(place, self._count, self._device)
         return self._values[offset : offset + count]
 
 
@@ -101,7 +101,7 @@ class DeviceFeed:
 
     def cut(self, samples: Tensor) -> list[list[Part]]:
         """Gather the rows of a step's samples, each part by itself."""
-        size = len(samples)
+        size = samples.shape[0]
         ranges = self._ranges.get(size) or self._ranges.setdefault(size, self._plan.parts(size))
         if len(ranges) == 1 and len(ranges[0]) == 1:
             return [[Part(self._gather(samples), samples)]]

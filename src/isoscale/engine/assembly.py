@@ -1,9 +1,11 @@
 """Puts together what a training needs: task, data, optimizer, step and program, from settings and decisions."""
 
+import random as python_random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -11,9 +13,11 @@ from isoscale.data import keyed
 from isoscale.data.batches import Batch
 from isoscale.data.hashing import derive_key
 from isoscale.data.keyed import StepRandom
+from isoscale.data.sources import is_vectorised
 from isoscale.engine import accelerator as accelerators
-from isoscale.engine import lightning
+from isoscale.engine import hooks, lightning, manual
 from isoscale.engine.accelerator import Accelerator
+from isoscale.engine.batch_hooks import AroundBatch, compiled
 from isoscale.engine.ema import Average
 from isoscale.engine.graph import GraphedProgram
 from isoscale.engine.metrics import MetricStates
@@ -85,6 +89,17 @@ def assemble(
     view: lightning.TrainerView, say: Say,
 ) -> Assembly:  # fmt: skip
     """Build everything; `say` takes lines that the user should know."""
+    try:
+        return _assemble(task, train, settings, decided, num_steps, transforms, view, say)
+    except BaseException:
+        lightning.detach(task)
+        raise
+
+
+def _assemble(
+    task: Any, train: Role, settings: Settings, decided: Decisions, num_steps: int, transforms: Sequence[Any],
+    view: lightning.TrainerView, say: Say,
+) -> Assembly:  # fmt: skip
     found = accelerators.find(decided.device)
     precision = Precision(decided.precision, found.kind)
     random = StepRandom(settings.seed)
@@ -92,13 +107,16 @@ def assemble(
     rate = LearningRate.make(settings.schedule, settings.optimizer.lr, train.plan.batch_size, num_steps)
     stage = Stage("train", task, Recorder(found.device))
     stage.enter()
-    configured = _configured(task, view, say)
+    lightning.attach(task, view, train.loaded)
+    if lightning.adds_modules(task):
+        place(task, found, precision, settings.parallel.reduce == "tree", say)
+    configured = _configured(task, view)
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in task.named_parameters()}
     optimizers = configured.optimizers if configured else _optimizers(task, settings, decided)
     view.optimizers = optimizers
     average = Average(task, settings.train.ema) if settings.train.ema is not None else None
     for name, part in (("model", ModuleState(task)), ("optimizer", OptimizerState(optimizers, names)),
-                       ("recorder", stage.recorder), ("metrics", MetricStates(task)), ("schedule", rate),
+                       ("recorder", stage.recorder), ("metrics", MetricStates(task, stage.metrics)), ("schedule", rate),
                        ("average", average), ("configured", configured)):  # fmt: skip
         if part is not None:
             registry.register(name, part)
@@ -106,19 +124,17 @@ def assemble(
     assembly = Assembly(
         task, found, precision, random, registry, rate, train, stage, None, average, None, configured, transforms
     )
-    _add_program(assembly, forward, optimizers, settings, decided, num_steps, say)
+    _add_program(assembly, forward, optimizers, settings, decided, num_steps, view, say)
     return assembly
 
 
-def _configured(task: Any, view: lightning.TrainerView, say: Say) -> lightning.Configured | None:
-    if lightning.is_lightning_module(task):
-        lightning.attach(task, view)
+def _configured(task: Any, view: lightning.TrainerView) -> lightning.Configured | None:
     configure = getattr(task, "configure_optimizers", None)
     returned = configure() if configure is not None else None
     if returned is None:
         return None
-    configured = lightning.Configured(returned)
-    view.schedulers = [entry["scheduler"] for entry in configured.schedulers]  # type: ignore[attr-defined]
+    configured = lightning.Configured(returned, task, view.num_training_batches)
+    view.schedulers = [entry["scheduler"] for entry in configured.schedulers]
     return configured
 
 
@@ -129,15 +145,23 @@ def _optimizers(task: nn.Module, settings: Settings, decided: Decisions) -> list
 
 def _add_program(
     parts: Assembly, forward: Forward, optimizers: list[Any], settings: Settings, decided: Decisions, num_steps: int,
-    say: Say,
+    view: lightning.TrainerView, say: Say,
 ) -> None:  # fmt: skip
     """Choose and build the program; the reason is said when it is not the obvious one."""
     reseed = _reseed(settings.seed, parts.accelerator)
     plan, feed = parts.train.plan, parts.train.feed
+    before_fetch = _before_fetch(parts, reseed)
+    after_step = hooks.after_step(parts.task, view, parts.configured, forward.compute)
     if not getattr(parts.task, "automatic_optimization", True):
         decided.program = "eager"
         say("program: eager, because the task updates its weights itself (manual optimisation)")
-        parts.program = ManualProgram(forward, parts.random, reseed, feed, plan)
+        manual.check(plan, settings.train, parts.precision)
+        hooks.count_updates(parts.task, view, parts.configured, optimizers)
+        parts.program = ManualProgram(
+            forward, parts.random, reseed, feed, plan,
+            manual.before(None if parts.configured else parts.rate, optimizers, before_fetch),
+            manual.after(parts.train_stage.recorder, plan, parts.average, after_step),
+        )  # fmt: skip
         return
     if len(optimizers) > 1 and parts.configured is not None:
         raise UserError("several optimizers need manual optimisation: set automatic_optimization = False in the task")
@@ -146,10 +170,11 @@ def _add_program(
     tensor_lr = decided.optimizer.tensor_lr and not own
     inputs = Inputs(parts.rate, settings.train.loss_weights, num_steps, parts.accelerator.device, tensor_lr, own)
     if "compiled" in decided.program:
-        forward.compute = torch.compile(forward.compute, dynamic=False)
+        forward.compute = compiled(forward.compute)
     launch = settings.train.steps_per_launch
     if decided.program in ("auto", "graphed", "compiled+graphed"):
         why = _cannot_capture(parts, own, tensor_lr, decided.optimizer.capturable)
+        why = why or _hooks_in_the_way(parts.task, forward)
         if why is None:
             count = _steps_per_launch(launch, settings.observe.every)
             parts.program = GraphedProgram(
@@ -161,8 +186,27 @@ def _add_program(
         if settings.train.program != "auto":
             raise UserError(f"train.program is {decided.program}, but {why}; use train.program=auto")
         _fall_back(decided, say)(why)
-    after = parts.configured.after_step if parts.configured is not None else None
-    parts.program = EagerProgram(parts.step, feed, plan, inputs, 1 if launch == "auto" else launch, after)
+    fetched = None if is_vectorised(parts.train.source) else before_fetch
+    parts.program = EagerProgram(parts.step, feed, plan, inputs, 1 if launch == "auto" else launch, after_step, fetched)
+
+
+def _before_fetch(parts: Assembly, reseed: Callable[[int, int], None]) -> Callable[[int], None]:
+    """Seed what a dataset may draw from (torch, numpy, random) by the step whose samples it is asked for."""
+
+    def before_fetch(step: int) -> None:
+        reseed(step, 255)
+        seed = int(torch.randint(2**31, ()))
+        python_random.seed(seed)
+        np.random.seed(seed)
+
+    return before_fetch
+
+
+def _hooks_in_the_way(task: Any, forward: Forward) -> str | None:
+    names = hooks.of_updates(task)
+    if names or isinstance(forward.compute, AroundBatch):
+        return f"the task's hooks ({', '.join(names or ['on_after_batch_transfer'])}) run on the host"
+    return None
 
 
 def _fall_back(decided: Decisions, say: Say) -> Say:
@@ -183,6 +227,8 @@ def _cannot_capture(parts: Assembly, own: bool, tensor_lr: bool, capturable: boo
         return f"{parts.accelerator.kind} devices cannot capture steps"
     if own:
         return "the task configures its own optimizer"
+    if not is_vectorised(parts.train.source):
+        return "the dataset is read sample by sample on the host"
     if not tensor_lr:
         return "this optimizer cannot be captured by torch"
     if parts.precision.needs_scaler and parts.step is not None and parts.step.clip is not None:
@@ -205,9 +251,11 @@ def _make_step(
     if parts.precision.needs_scaler:
         scaler = torch.amp.GradScaler(parts.accelerator.kind)
         parts.registry.register("scaler", ScalerState(scaler, parts.accelerator.device))
-    step = Step(
+    hooks.check(parts.task, parts.train.plan.num_micro * parts.train.plan.num_shards, parts.precision.needs_scaler)
+    make = hooks.HookedStep if hooks.of_updates(parts.task) else Step
+    step = make(
         forward, optimizers, make_reducer(section.reduce, section.shards), parts.train_stage.recorder, parts.random,
-        settings.train.clip, parts.average, scaler, reseed,
+        settings.train.clip, parts.average, scaler, reseed, parts.configured is None,
     )  # fmt: skip
     parts.registry.register("latch", LatchState(step))
     return step
@@ -217,9 +265,10 @@ def _reseed(seed: int, accelerator: Accelerator) -> Callable[[int, int], None]:
     """Seed torch's generators by (seed, step, part), for whatever a task draws from them."""
     high, low = derive_key(seed, "generator")
     base = high << 31 | low
+    set_seed = accelerator.seeder()
 
     def reseed(step: int, part: int) -> None:
-        accelerator.seed((base + (step << 8) + part) & 0x7FFFFFFFFFFFFFFF)
+        set_seed((base + (step << 8) + part) & 0x7FFFFFFFFFFFFFFF)
 
     return reseed
 

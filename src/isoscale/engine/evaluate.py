@@ -7,7 +7,9 @@ import torch
 
 from isoscale.data.batches import BatchPlan
 from isoscale.data.residency import Feed
+from isoscale.engine.lightning import remember
 from isoscale.engine.losses import as_pair
+from isoscale.engine.metrics import keep
 from isoscale.engine.pairs import Pair
 from isoscale.engine.recorder import means
 from isoscale.engine.step import Forward
@@ -26,25 +28,34 @@ def evaluate(
     mode = task.training
     stage.enter()
     stage.recorder.reset()
-    call_hook(task, _HOOKS[stage.name][0])
+    go_back = keep(task)
+    begin(task, stage.name)
     for batch_idx in range(plan.steps_per_epoch):
         if interrupted():
             task.train(mode)
+            go_back()
             raise Interrupted
         for part in (part for shard in feed.parts(batch_idx) for part in shard):
             _record_loss(forward, forward(part, batch_idx), len(part.samples))
-    call_hook(task, _HOOKS[stage.name][1])
+    call_hook(task, f"on_{_NAMES[stage.name]}_epoch_end")
     stage.flush(plan.num_samples)
-    values = means(stage.recorder.read().pairs())
-    values.update(stage.take_metrics())
+    found = means(stage.recorder.read().pairs())
+    found.update(stage.take_metrics())
+    values = {stage.full_name(name): value for name, value in found.items()}
+    remember(task, values)
+    call_hook(task, f"on_{_NAMES[stage.name]}_end")
     task.train(mode)
-    return {stage.full_name(name): value for name, value in values.items()}
+    stage.leave()
+    return values
 
 
-_HOOKS = {
-    "val": ("on_validation_epoch_start", "on_validation_epoch_end"),
-    "test": ("on_test_epoch_start", "on_test_epoch_end"),
-}
+_NAMES = {"val": "validation", "test": "test", "predict": "predict"}
+
+
+def begin(task: Any, stage: str) -> None:
+    """Call what a task does at the start of a stage and of its one epoch."""
+    call_hook(task, f"on_{_NAMES[stage]}_start")
+    call_hook(task, f"on_{_NAMES[stage]}_epoch_start")
 
 
 def call_hook(task: Any, name: str) -> None:
@@ -68,10 +79,14 @@ def _record_loss(forward: Forward, output: Any, count: int) -> None:
 def predict(forward: Forward, feed: Feed, plan: BatchPlan) -> Any:
     """The predictions of every sample, in the order of the source, on the host."""
     forward.stage.enter()
+    begin(forward.task, "predict")
     outputs = []
     for batch_idx in range(plan.steps_per_epoch):
         for part in (part for shard in feed.parts(batch_idx) for part in shard):
             outputs.append(_to_host(forward(part, batch_idx)))
+    call_hook(forward.task, "on_predict_epoch_end")
+    call_hook(forward.task, "on_predict_end")
+    forward.stage.leave()
     return _joined(outputs)
 
 

@@ -1,45 +1,42 @@
-"""LightningModules and LightningDataModules as they are, by duck typing: `lightning` itself is never imported.
+"""LightningModules as they are, by duck typing: `lightning` itself is never imported.
 
 A module finds what it expects: `self.log`, `self.trainer` with the common attributes, `self.optimizers()` and
-`self.manual_backward` for manual optimisation. Data loaders give their dataset, collate function and batch size.
+`self.manual_backward` for manual optimisation. A hook that is not called is refused, never passed over.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from isoscale.data.hashing import derive_key
-from isoscale.data.sources import Source, as_source
+from isoscale.engine.loaders import LoadedData
+from isoscale.engine.overrides import overrides
 from isoscale.errors import UserError
 
-EPOCH_HOOKS = (
-    "on_fit_start",
-    "on_train_start",
-    "on_train_epoch_start",
-    "on_train_epoch_end",
-    "on_train_end",
-    "on_fit_end",
-)
-_UNSUPPORTED_HOOKS = (
-    "backward",
-    "configure_gradient_clipping",
-    "lr_scheduler_step",
-    "on_after_backward",
-    "on_before_backward",
-    "on_before_optimizer_step",
-    "on_before_zero_grad",
-    "on_train_batch_end",
-    "on_train_batch_start",
-    "on_validation_batch_end",
-    "on_validation_batch_start",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "transfer_batch_to_device",
-)
+_REFUSED_HOOKS = {
+    "backward": "set automatic_optimization = False and call self.manual_backward",
+    "configure_callbacks": "use the recipe's checkpoint and train.early_stopping sections",
+    "configure_sharded_model": "create the layers in configure_model",
+    "on_before_batch_transfer": "use on_after_batch_transfer or the collate function",
+    "on_load_checkpoint": "keep the values in buffers (register_buffer), which are saved and restored",
+    "on_predict_model_eval": "the engine chooses the mode",
+    "on_save_checkpoint": "keep the values in buffers (register_buffer), which are saved and restored",
+    "on_test_model_eval": "the engine chooses the mode",
+    "on_test_model_train": "the engine chooses the mode",
+    "on_validation_model_eval": "the engine chooses the mode",
+    "on_validation_model_train": "the engine chooses the mode",
+    "on_validation_model_zero_grad": "use on_before_zero_grad",
+    "optimizer_zero_grad": "set automatic_optimization = False and zero the gradients there",
+    "transfer_batch_to_device": "use on_after_batch_transfer or the collate function",
+}
+_ATTACHED = (
+    "log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer",
+    "clip_gradients", "all_gather", "print", "on_train_start", "on_train_epoch_start", "_loaded_data",
+)  # fmt: skip
 
 
 def is_lightning_module(task: Any) -> bool:
@@ -47,126 +44,223 @@ def is_lightning_module(task: Any) -> bool:
     return any(cls.__name__ == "LightningModule" for cls in type(task).__mro__)
 
 
-def is_data_module(data: Any) -> bool:
-    """Whether this gives data loaders, as a LightningDataModule does."""
-    return hasattr(data, "train_dataloader") or isinstance(data, DataLoader)
-
-
 class TrainerView:
     """What a LightningModule sees as `self.trainer`."""
 
     is_global_zero = True
     world_size = num_devices = num_nodes = 1
-    global_rank = local_rank = 0
-    sanity_checking = False
-    logger = None
+    global_rank = local_rank = node_rank = 0
+    accumulate_grad_batches = 1
+    """A batch is the batch of one update here, whatever the micro-batches are."""
+    sanity_checking = True
+    """Until training begins: what runs before it is a rehearsal of the evaluation."""
+    testing = predicting = False
+    logger = log_dir = datamodule = None
     loggers: tuple[Any, ...] = ()
 
     def __init__(self, where: Callable[[], tuple[int, int]], num_steps: int, steps_per_epoch: int) -> None:
-        """`where` tells (epoch, step)."""
+        """`where` tells (epoch, step) between launches."""
         self._where = where
         self.max_steps = self.estimated_stepping_batches = num_steps
         self.num_training_batches = steps_per_epoch
         self.max_epochs = -(-num_steps // steps_per_epoch)
         self.optimizers: list[Optimizer] = []
-        self.callback_metrics: dict[str, Any] = {}
-        self.training = self.validating = self.testing = False
+        self.schedulers: list[Any] = []
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.lightning_module: Any = None
+        self.updates: Callable[[], int] | None = None
+        """Counts the updates of manual optimisation, of which a batch may have several."""
+        self._finished: int | None = None
+        self._ahead = False
+
+    def begin_epoch(self) -> None:
+        """The next step belongs to a new epoch."""
+        self._ahead = True
+
+    def finish(self, step: int) -> None:
+        """So many steps are finished."""
+        self._finished, self._ahead = step, False
+
+    @property
+    def _step(self) -> int:
+        return self._where()[1] if self._finished is None else self._finished
 
     @property
     def current_epoch(self) -> int:
-        """The running epoch, from 0."""
-        return self._where()[0]
+        """The running epoch, from 0; it lasts until the next one begins."""
+        step = self._step
+        return (step if self._ahead else max(0, step - 1)) // self.num_training_batches
 
     @property
     def global_step(self) -> int:
         """Finished optimizer steps."""
-        return self._where()[1]
+        return self._step if self.updates is None else self.updates()
+
+    @property
+    def training(self) -> bool:
+        """Whether a training batch is at work."""
+        return bool(self.lightning_module.training)
+
+    @property
+    def validating(self) -> bool:
+        """Whether a validation batch is at work."""
+        return not self.lightning_module.training
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training was asked to end."""
+        return False
+
+    @should_stop.setter
+    def should_stop(self, wanted: bool) -> None:
+        if wanted:
+            raise UserError("trainer.should_stop is not supported: use train.early_stopping, train.steps or a signal")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"self.trainer has no {name!r} under isoscale")
 
 
-def attach(task: Any, view: TrainerView) -> None:
-    """Let a LightningModule find its trainer; refuse what would silently not be called."""
-    overridden = [name for name in _UNSUPPORTED_HOOKS if _overrides(task, name)]
-    if overridden:
-        raise UserError(
-            f"{type(task).__name__} overrides {', '.join(overridden)}, which isoscale does not call; "
-            "move that code into training_step, or set automatic_optimization = False and update there"
-        )
+def attach(task: Any, view: TrainerView, loaded: LoadedData | None) -> None:
+    """Let a LightningModule find its trainer, and set it up; refuse what would silently not be called."""
+    _set(task, "_loaded_data", loaded)
+    if not is_lightning_module(task):
+        return
+    _refuse(task)
+    view.lightning_module = task
+    view.datamodule = None if loaded is None else loaded.owner
     task._trainer = view
     _set(task, "optimizers", lambda use_pl_optimizer=True: _one_or_all(view.optimizers))
-    _set(task, "lr_schedulers", lambda: _one_or_all(getattr(view, "schedulers", [])))
-    _set(task, "manual_backward", lambda loss, *arguments, **options: loss.backward(*arguments, **options))
-    _set(task, "toggle_optimizer", lambda optimizer: _toggle(task, optimizer))
-    _set(task, "untoggle_optimizer", lambda optimizer: _toggle(task, None))
-    _set(task, "clip_gradients", _clip)
+    _set(task, "lr_schedulers", lambda: _one_or_all(view.schedulers) if view.schedulers else None)
+    _set(task, "manual_backward", _manual_backward(task))
+    _set(task, "toggle_optimizer", lambda optimizer: _toggle(task, view.optimizers, optimizer))
+    _set(task, "untoggle_optimizer", lambda optimizer: _untoggle(task))
+    _set(task, "clip_gradients", clip_gradients)
     _set(task, "all_gather", lambda data, *arguments, **options: data)
     _set(task, "print", print)
+    _set(task, "on_train_start", _after(lambda: setattr(view, "sanity_checking", False), task.on_train_start))
+    _set(task, "on_train_epoch_start", _after(view.begin_epoch, task.on_train_epoch_start))
+    if loaded is None or loaded.owner is not task:
+        task.prepare_data()
+        task.setup("fit")
+    task.configure_model()
+
+
+def adds_modules(task: Any) -> bool:
+    """Whether a LightningModule may have created layers when it was attached."""
+    return is_lightning_module(task) and any(overrides(task, name) for name in ("setup", "configure_model"))
 
 
 def detach(task: Any) -> None:
-    """Take back what `attach` and the stages set on the instance."""
-    for name in (
-        "log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer",
-        "clip_gradients", "all_gather", "print",
-    ):  # fmt: skip
+    """Take back what `attach` and the stages set on the instance, and let module and data clean up."""
+    loaded = task.__dict__.get("_loaded_data")
+    attached = task.__dict__.get("_trainer") is not None
+    _untoggle(task)
+    for name in _ATTACHED:
         task.__dict__.pop(name, None)
-    if "_trainer" in task.__dict__:
+    if attached:
         task._trainer = None
+        task.teardown("fit")
+    if loaded is not None:
+        loaded.teardown()
 
 
-def _overrides(task: Any, name: str) -> bool:
-    """Whether the user's class, rather than the framework's, defines a method."""
-    owner = next((cls for cls in type(task).__mro__ if name in vars(cls)), None)
-    return owner is not None and not owner.__module__.startswith(("lightning", "pytorch_lightning"))
+def remember(task: Any, values: Mapping[str, float]) -> None:
+    """Let a LightningModule find the last metrics in `self.trainer.callback_metrics`."""
+    view = task.__dict__.get("_trainer")
+    if isinstance(view, TrainerView):
+        view.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
+
+
+def _refuse(task: Any) -> None:
+    advice = [f"{name} ({instead})" for name, instead in _REFUSED_HOOKS.items() if overrides(task, name)]
+    if advice:
+        raise UserError(f"{type(task).__name__} overrides what isoscale does not call: {'; '.join(advice)}")
 
 
 def _set(task: Any, name: str, value: Any) -> None:
     object.__setattr__(task, name, value)
 
 
+def _after(first: Callable[[], None], hook: Callable[[], Any]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        hook()
+
+    return both
+
+
 def _one_or_all(items: list[Any]) -> Any:
     return items[0] if len(items) == 1 else list(items)
 
 
-def _toggle(task: nn.Module, optimizer: Optimizer | None) -> None:
-    """Let gradients flow to one optimizer's parameters only, or to all again."""
-    if optimizer is None:
-        for parameter, needed in task.__dict__.pop("_toggled", {}).items():
-            parameter.requires_grad = needed
-        return
-    task.__dict__["_toggled"] = {parameter: parameter.requires_grad for parameter in task.parameters()}
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for parameter, needed in task.__dict__["_toggled"].items():
-        parameter.requires_grad = needed and id(parameter) in own
+def _manual_backward(task: Any) -> Callable[..., None]:
+    before, after = overrides(task, "on_before_backward"), overrides(task, "on_after_backward")
+
+    def manual_backward(loss: Tensor, *arguments: Any, **options: Any) -> None:
+        if before:
+            task.on_before_backward(loss)
+        loss.backward(*arguments, **options)
+        if after:
+            task.on_after_backward()
+
+    return manual_backward
 
 
-def _clip(
+def _toggle(task: nn.Module, optimizers: list[Optimizer], optimizer: Optimizer) -> None:
+    """Let gradients flow to one optimizer's parameters and not to those of the others."""
+    needed = {parameter: parameter.requires_grad for each in optimizers for parameter in _parameters(each)}
+    own = {id(parameter) for parameter in _parameters(optimizer)}
+    task.__dict__["_toggled"] = needed
+    for parameter, flag in needed.items():
+        parameter.requires_grad = flag and id(parameter) in own
+
+
+def _untoggle(task: nn.Module) -> None:
+    for parameter, flag in task.__dict__.pop("_toggled", {}).items():
+        parameter.requires_grad = flag
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def clip_gradients(
     optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
 ) -> None:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    """Clip the gradients of an optimizer's parameters, by norm or by value."""
     if gradient_clip_val is None:
         return
-    if gradient_clip_algorithm == "value":
-        nn.utils.clip_grad_value_(parameters, gradient_clip_val)
-    else:
-        nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
+    if gradient_clip_algorithm not in (None, "norm", "value"):
+        raise UserError(f"gradient_clip_algorithm is {gradient_clip_algorithm!r}: use 'norm' or 'value'")
+    clip = nn.utils.clip_grad_value_ if gradient_clip_algorithm == "value" else nn.utils.clip_grad_norm_
+    clip(_parameters(optimizer), gradient_clip_val)
 
 
 class Configured:
     """What `configure_optimizers` returned, in one form."""
 
-    def __init__(self, returned: Any) -> None:
-        """Accepts every form that Lightning does."""
+    def __init__(self, returned: Any, task: Any, steps_per_epoch: int) -> None:
+        """Accepts every form that Lightning does; `frequency` counts inside an epoch of so many steps, as there."""
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[dict[str, Any]] = []
+        self.updates = 0
+        """Updates that manual optimisation has made."""
+        self._task = task
+        self._own_step = overrides(task, "lr_scheduler_step")
+        self._steps_per_epoch = steps_per_epoch
+        self._automatic = getattr(task, "automatic_optimization", True)
         self._take(returned)
+        self._check()
 
     def _take(self, returned: Any) -> None:
         if isinstance(returned, Optimizer):
             self.optimizers.append(returned)
         elif isinstance(returned, dict):
+            if "optimizer" not in returned:
+                raise UserError(f"configure_optimizers returned a dict without 'optimizer': {sorted(returned)}")
             self.optimizers.append(returned["optimizer"])
             if returned.get("lr_scheduler") is not None:
-                self._schedule(returned["lr_scheduler"])
+                self._schedule(returned["lr_scheduler"], returned.get("monitor"))
         elif isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[1], list | tuple):
             for optimizer in returned[0]:
                 self._take(optimizer)
@@ -178,146 +272,112 @@ class Configured:
         else:
             raise UserError(f"configure_optimizers returned {type(returned).__name__}, which is no optimizer")
 
-    def _schedule(self, scheduler: Any) -> None:
+    def _schedule(self, scheduler: Any, monitor: str | None = None) -> None:
         entry = dict(scheduler) if isinstance(scheduler, dict) else {"scheduler": scheduler}
-        self.schedulers.append({"interval": "epoch", "frequency": 1, "monitor": "val_loss", **entry})
+        defaults = {"interval": "epoch", "frequency": 1, "monitor": monitor, "strict": True}
+        unknown = set(entry) - {*defaults, "scheduler", "reduce_on_plateau", "name"}
+        if unknown or "scheduler" not in entry:
+            raise UserError(f"configure_optimizers returned an lr_scheduler with the keys {sorted(entry)}")
+        plateau = entry.get("reduce_on_plateau", isinstance(entry["scheduler"], ReduceLROnPlateau))
+        self.schedulers.append({**defaults, **entry, "reduce_on_plateau": plateau})
+
+    def _check(self) -> None:
+        if self._automatic and any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self.optimizers):
+            raise UserError("LBFGS evaluates the loss several times a step: use it with automatic_optimization = False")
+        for entry in self.schedulers if self._automatic else []:
+            if entry["interval"] not in ("step", "epoch"):
+                raise UserError(f"an lr_scheduler's interval is {entry['interval']!r}: use 'step' or 'epoch'")
+            if entry["reduce_on_plateau"] and entry["interval"] == "step":
+                raise UserError("a plateau scheduler reads the metrics of an epoch: use interval 'epoch'")
+            if entry["reduce_on_plateau"] and not entry["monitor"]:
+                raise UserError("a plateau scheduler needs the name of a metric: add 'monitor' to the lr_scheduler")
 
     def after_step(self, step: int) -> None:
         """Move the schedulers that count steps."""
-        for entry in self.schedulers:
-            if entry["interval"] == "step" and step % entry["frequency"] == 0:
-                entry["scheduler"].step()
+        within = (step - 1) % self._steps_per_epoch + 1
+        for entry in self.schedulers if self._automatic else []:
+            if entry["interval"] == "step" and within % entry["frequency"] == 0:
+                self._move(entry["scheduler"], None)
 
     def after_epoch(self, epoch: int, values: dict[str, float]) -> None:
         """Move the schedulers that count epochs; plateau ones by the metric they watch."""
-        for entry in self.schedulers:
+        remember(self._task, values)
+        for entry in self.schedulers if self._automatic else []:
             if entry["interval"] != "epoch" or epoch % entry["frequency"]:
                 continue
-            if isinstance(entry["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau):
-                if entry["monitor"] not in values:
+            watched = _watched(values, entry["monitor"]) if entry["reduce_on_plateau"] else None
+            if watched is None and entry["reduce_on_plateau"]:
+                if entry["strict"]:
                     raise UserError(f"the scheduler watches {entry['monitor']!r}, but there is: {', '.join(values)}")
-                entry["scheduler"].step(values[entry["monitor"]])
-            else:
-                entry["scheduler"].step()
+                continue
+            self._move(entry["scheduler"], watched)
+
+    def _move(self, scheduler: Any, value: float | None) -> None:
+        if self._own_step:
+            self._task.lr_scheduler_step(scheduler, value)
+        elif value is None:
+            scheduler.step()
+        else:
+            scheduler.step(value)
+
+    def count_update(self, *arguments: Any) -> None:
+        """An optimizer of manual optimisation has made a step."""
+        self.updates += 1
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The schedulers' and param groups' numbers."""
-        groups = [[_numbers(group) for group in optimizer.param_groups] for optimizer in self.optimizers]
         return {}, {
-            "schedulers": [_numbers(entry["scheduler"].state_dict()) for entry in self.schedulers],
-            "groups": groups,
+            "schedulers": [_saved(entry["scheduler"].state_dict()) for entry in self.schedulers],
+            "groups": [[_saved(_settings(group)) for group in each.param_groups] for each in self.optimizers],
+            "updates": self.updates,
         }
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take over a state."""
-        for entry, numbers in zip(self.schedulers, values["schedulers"], strict=True):
-            entry["scheduler"].load_state_dict({**entry["scheduler"].state_dict(), **numbers})
+        self.updates = values["updates"]
+        for entry, saved in zip(self.schedulers, values["schedulers"], strict=True):
+            entry["scheduler"].load_state_dict(_merged(entry["scheduler"].state_dict(), saved))
         for optimizer, groups in zip(self.optimizers, values["groups"], strict=True):
-            for group, numbers in zip(optimizer.param_groups, groups, strict=True):
-                group.update(numbers)
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                group.update(_merged(_settings(group), saved))
 
 
-def _numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """The entries that JSON can hold."""
-    plain = (int, float, str, bool, type(None))
-    return {
-        key: value
-        for key, value in values.items()
-        if isinstance(value, plain) or (isinstance(value, list) and all(isinstance(entry, plain) for entry in value))
-    }
+def _watched(values: Mapping[str, float], monitor: str) -> float | None:
+    """A metric by the name that the task gave it, whatever the stage added to it."""
+    names = (monitor, f"{monitor}_epoch", f"val/{monitor}", f"train/{monitor}_epoch")
+    return next((values[name] for name in names if name in values), None)
 
 
-class SamplerOrder:
-    """The order of a custom sampler, drawn anew each epoch with a seed of its own, so that it can be drawn again."""
-
-    def __init__(self, sampler: Any, seed: int) -> None:
-        """The order that `sampler` gives."""
-        self._sampler = sampler
-        self._seed = seed
-        self._epoch = -1
-        self._indices = torch.empty(0, dtype=torch.int64)
-        self.num_samples = len(sampler)
-
-    def indices(self, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-        """Sample indices for places from `start`, which may span epochs."""
-        found = []
-        while count > 0:
-            epoch, position = divmod(start, self.num_samples)
-            piece = self._of_epoch(epoch)[position : position + count]
-            found.append(piece)
-            start, count = start + len(piece), count - len(piece)
-        return torch.cat(found).to(device)
-
-    def _of_epoch(self, epoch: int) -> Tensor:
-        if epoch != self._epoch:
-            if hasattr(self._sampler, "set_epoch"):
-                self._sampler.set_epoch(epoch)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derive_key(self._seed, "sampler", epoch)[0])
-                self._indices = torch.tensor(list(self._sampler), dtype=torch.int64)
-            if len(self._indices) != self.num_samples:
-                raise UserError(f"the sampler says it has {self.num_samples} samples and gave {len(self._indices)}")
-            self._epoch = epoch
-        return self._indices
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
 
 
-class Loaded:
-    """A data loader taken apart: its source, batch size and order."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        """Take a loader apart; what cannot keep the laws is refused in words."""
-        if isinstance(loader.dataset, IterableDataset):
-            raise UserError(
-                "an IterableDataset has no places to address, so that order, restart and rank count cannot be kept; "
-                "give a map-style dataset (with __len__ and __getitem__)"
-            )
-        if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-            raise UserError("a custom batch_sampler is not supported: give the loader a batch_size and a sampler")
-        self.source: Source = as_source(loader.dataset, loader.collate_fn)
-        self.batch_size = int(loader.batch_size)
-        self.drop_last = loader.drop_last
-        self.shuffle = isinstance(loader.sampler, RandomSampler)
-        plain = isinstance(loader.sampler, SequentialSampler) or _is_plain_random(loader.sampler)
-        self.sampler = None if plain else loader.sampler
+_PLAIN = (int, float, str, bool, type(None))
 
 
-def _is_plain_random(sampler: Any) -> bool:
-    return type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source)
+def _saved(value: Any) -> Any:
+    """What JSON can hold of a value; the rest, such as functions, comes from the constructor and is left out."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_saved(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _saved(entry) for key, entry in value.items() if isinstance(key, str)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, _PLAIN) else None
 
 
-class LoadedData:
-    """The loaders of a LightningDataModule, of a module's own methods, or given one by one."""
-
-    def __init__(self, data: Any) -> None:
-        """Prepare and set up a data module, and take its loaders apart."""
-        if isinstance(data, DataLoader):
-            self._loaders = {"train": Loaded(data)}
-            return
-        for name, arguments in (("prepare_data", ()), ("setup", ("fit",)), ("setup", ("test",))):
-            if callable(getattr(data, name, None)):
-                getattr(data, name)(*arguments)
-        methods = {
-            "train": "train_dataloader",
-            "val": "val_dataloader",
-            "test": "test_dataloader",
-            "predict": "predict_dataloader",
-        }
-        found = {role: _loader(data, method) for role, method in methods.items()}
-        self._loaders = {role: Loaded(loader) for role, loader in found.items() if loader is not None}
-
-    def role(self, name: str) -> Loaded | None:
-        """The loader of a role, if there is one."""
-        return self._loaders.get(name)
-
-
-def _loader(data: Any, method: str) -> Any:
-    """Call a loader method, unless it is the framework's own, which only raises."""
-    owner = next((cls for cls in type(data).__mro__ if method in vars(cls)), None)
-    if owner is None or owner.__module__.startswith(("lightning.pytorch.core", "pytorch_lightning.core")):
-        return None
-    loader = getattr(data, method)()
-    if isinstance(loader, list | tuple):
-        if len(loader) > 1:
-            raise UserError(f"{method} gives {len(loader)} loaders; isoscale takes one for each role")
-        loader = loader[0] if loader else None
-    return loader
+def _merged(own: Any, saved: Any) -> Any:
+    """A value as it is in the program, with the numbers that were saved."""
+    if isinstance(own, Tensor):
+        return own.copy_(torch.tensor(saved))
+    if isinstance(own, dict) and isinstance(saved, dict):
+        merged = {key: _merged(value, saved[key]) if key in saved else value for key, value in own.items()}
+        return {**merged, **{key: value for key, value in saved.items() if key not in own}}
+    if isinstance(own, list | tuple) and isinstance(saved, list):
+        same = len(own) == len(saved)
+        return type(own)(_merged(*pair) for pair in zip(own, saved, strict=True)) if same else type(own)(saved)
+    if isinstance(own, float) and isinstance(saved, str):
+        return float(saved)
+    return own if saved is None and not isinstance(own, _PLAIN) else saved

@@ -3,7 +3,7 @@
 Duck typed, so that nothing here imports torchmetrics.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -63,25 +63,51 @@ def reset(metric: Any) -> None:
     metric._update_count, metric._computed = 0, None
 
 
+def keep(task: nn.Module) -> Callable[[], None]:
+    """Remember what every metric below a task has counted; the function returned goes back to it."""
+    found: list[Any] = [metric for metric in task.modules() if is_metric(metric)]
+    kept = [
+        (metric, metric._update_count, {key: _copy(getattr(metric, key)) for key in metric._defaults})
+        for metric in found
+    ]
+
+    def go_back() -> None:
+        for metric, count, states in kept:
+            metric._update_count, metric._computed = count, None
+            for key, state in states.items():
+                setattr(metric, key, state)
+
+    return go_back
+
+
+def _copy(state: Any) -> Any:
+    return state.clone() if isinstance(state, Tensor) else list(state)
+
+
 class MetricStates:
     """The state of every torchmetrics object below a task."""
 
-    def __init__(self, task: nn.Module) -> None:
-        """Find the metrics of a task."""
+    def __init__(self, task: nn.Module, logged: dict[str, Any]) -> None:
+        """Find the metrics of a task; `logged` holds those of the training stage by the names they are logged under."""
         self._task = task
+        self._logged = logged
 
     def _metrics(self) -> Iterator[tuple[str, Any]]:
         return ((name, module) for name, module in self._task.named_modules() if is_metric(module))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors by metric and name; a list state as its concatenation."""
+        """Tensors by metric and name; a list state as its concatenation, one that metrics share only once."""
         tensors: dict[str, Tensor] = {}
+        owners: dict[int, str] = {}
         values: dict[str, Any] = {}
         for name, metric in self._metrics():
-            values[name] = {"count": metric._update_count}
+            names = [key for key, value in self._logged.items() if value is metric]
+            values[name] = {"count": metric._update_count, "logged": names, "shared": {}}
             for key in metric._defaults:
                 entry = getattr(metric, key)
-                if isinstance(entry, Tensor):
+                if isinstance(entry, Tensor) and owners.setdefault(id(entry), f"{name}/{key}") != f"{name}/{key}":
+                    values[name]["shared"][key] = owners[id(entry)]
+                elif isinstance(entry, Tensor):
                     tensors[f"{name}/{key}"] = entry
                 elif entry:
                     tensors[f"{name}/{key}"] = torch.cat([piece.reshape(-1, *piece.shape[1:]) for piece in entry])
@@ -90,9 +116,11 @@ class MetricStates:
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take over a state."""
         for name, metric in self._metrics():
-            metric._update_count = values.get(name, {}).get("count", 0)
+            saved = values.get(name, {"count": 0, "logged": [], "shared": {}})
+            metric._update_count = saved["count"]
+            self._logged.update(dict.fromkeys(saved["logged"], metric))
             for key, default in metric._defaults.items():
-                if f"{name}/{key}" not in tensors:
-                    continue
-                loaded = tensors[f"{name}/{key}"].to(metric.device, copy=True)
-                setattr(metric, key, loaded if isinstance(default, Tensor) else [loaded])
+                stored = tensors.get(saved["shared"].get(key, f"{name}/{key}"))
+                if stored is not None:
+                    loaded = stored.to(metric.device, copy=True)
+                    setattr(metric, key, loaded if isinstance(default, Tensor) else [loaded])

@@ -75,8 +75,13 @@ class EagerProgram:
         inputs: Inputs,
         steps_per_launch: int = 1,
         after_step: Callable[[int], None] | None = None,
+        before_fetch: Callable[[int], None] | None = None,
     ) -> None:
-        """Looks for interruptions every `steps_per_launch` steps; `after_step` is told the number of finished steps."""
+        """Looks for interruptions every `steps_per_launch` steps; `after_step` is told the number of finished steps.
+
+        `before_fetch` is told the number of the step whose samples are read next.
+        """
+        self._parts = feed.parts if before_fetch is None else _told(before_fetch, feed.parts)
         self._after_step = after_step
         self.step = step
         self._feed = feed
@@ -93,19 +98,36 @@ class EagerProgram:
                 return number
             weights = {} if rows is None else self._inputs.named(rows[offset])
             batch_idx = number % self._plan.steps_per_epoch
-            self.step(self._feed.parts(number), number, batch_idx, rates[offset], weights, number)
+            self.step(self._parts(number), number, batch_idx, rates[offset], weights, number)
             if self._after_step is not None:
                 self._after_step(number + 1)
         return stop
+
+
+def _told(before: Callable[[int], None], parts: Callable[[int], Any]) -> Callable[[int], Any]:
+    def fetch(step: int) -> Any:
+        before(step)
+        return parts(step)
+
+    return fetch
 
 
 class ManualProgram:
     """A task that updates its weights itself (manual optimisation): its step method is called, and no more."""
 
     def __init__(
-        self, forward: Callable[[Part, int], Any], random: Any, reseed: Any, feed: Feed, plan: BatchPlan
+        self,
+        forward: Callable[[Part, int], Any],
+        random: Any,
+        reseed: Any,
+        feed: Feed,
+        plan: BatchPlan,
+        before_step: Callable[[int], None],
+        after_step: Callable[[int, Any], None],
     ) -> None:
-        """Run `forward` on whole batches."""
+        """Run `forward` on whole batches; `after_step` is told the number of finished steps, and what it returned."""
+        self._before_step = before_step
+        self._after_step = after_step
         self._forward = forward
         self._random = random
         self._reseed = reseed
@@ -117,10 +139,11 @@ class ManualProgram:
         for number in range(start, stop):
             if interrupted():
                 return number
-            self._reseed(number, 0)
+            self._before_step(number)
             part = self._feed.parts(number)[0][0]
+            self._reseed(number, 0)
             self._random.step, self._random.samples = number, part.samples
-            self._forward(part, number % self._plan.steps_per_epoch)
+            self._after_step(number + 1, self._forward(part, number % self._plan.steps_per_epoch))
         return stop
 
 

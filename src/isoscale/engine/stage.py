@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from isoscale.engine import metrics
+from isoscale.engine.batch_hooks import around
 from isoscale.engine.losses import as_pair
 from isoscale.engine.recorder import Recorder
 from isoscale.errors import UserError
@@ -31,9 +32,8 @@ class Stage:
 
     @property
     def method(self) -> Callable[..., Any]:
-        """The task's method for this stage."""
-        method: Callable[..., Any] = getattr(self.task, METHODS[self.name])
-        return method
+        """The task's method for this stage, with the hooks around it that the task defines."""
+        return around(self.task, self.name, getattr(self.task, METHODS[self.name]))
 
     def enter(self) -> None:
         """Send what the task logs here, and put it into the right mode."""
@@ -41,6 +41,11 @@ class Stage:
         # set on the instance: this is how a LightningModule's own log, which wants a Trainer, gets out of the way
         object.__setattr__(self.task, "log", self.log)
         object.__setattr__(self.task, "log_dict", self.log_dict)
+
+    def leave(self) -> None:
+        """Give the task its own `log` back."""
+        for name in ("log", "log_dict"):
+            self.task.__dict__.pop(name, None)
 
     def log(
         self,
@@ -86,6 +91,7 @@ class Stage:
         values = {}
         for name, metric in self.metrics.items():
             values.update({name + suffix: value for suffix, value in metrics.compute(metric).items()})
+        for metric in self.metrics.values():  # only now: metrics of a collection may share their state
             metrics.reset(metric)
         return values
 

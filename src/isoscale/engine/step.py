@@ -13,7 +13,7 @@ from isoscale.data.keyed import StepRandom
 from isoscale.data.residency import Part
 from isoscale.engine.ema import Average
 from isoscale.engine.losses import as_pair
-from isoscale.engine.optimizers import set_lr
+from isoscale.engine.optimizers import plain_step, set_lr
 from isoscale.engine.pairs import Pair
 from isoscale.engine.precision import Precision
 from isoscale.engine.recorder import Recorder
@@ -88,6 +88,8 @@ class Step:
     """A torch.amp.GradScaler for fp16; it keeps its decisions on the device."""
     reseed: Callable[[int, int], None] | None = None
     """Seeds torch's generators for (step, part); None inside a capture."""
+    plain: bool = False
+    """Whether the optimizers are the engine's own, on whose steps nobody listens."""
 
     def __post_init__(self) -> None:
         """Find the trainable parameters, and let a non-finite gradient stop every later update."""
@@ -98,6 +100,7 @@ class Step:
         """1 once a gradient was not finite: fused optimizers then leave the weights alone."""
         self._one = torch.ones((), dtype=torch.float32, device=device)
         self._buffers = [buffer for buffer in task.buffers() if self.reducer.num_shards > 1]
+        self._steps = [plain_step(optimizer) if self.plain else optimizer.step for optimizer in self.optimizers]
         for optimizer in self.optimizers:
             if optimizer.defaults.get("fused") and self.scaler is None:
                 optimizer.found_inf = self.latch  # type: ignore[attr-defined]
@@ -204,9 +207,12 @@ class Step:
                 self.scaler.unscale_(optimizer)
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip, error_if_nonfinite=False, foreach=True)
-        for optimizer in self.optimizers:
-            optimizer.step() if self.scaler is None else self.scaler.step(optimizer)
-        if self.scaler is not None:
+        if self.scaler is None:
+            for step in self._steps:
+                step()
+        else:
+            for optimizer in self.optimizers:
+                self.scaler.step(optimizer)
             self.scaler.update()
         if self.average is not None:
             self.average.update()

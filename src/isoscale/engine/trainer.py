@@ -136,16 +136,16 @@ class Trainer:
             stack.enter_context(keyed.use(self.parts.random))
             stack.enter_context(self.parts.precision.applied())
             stack.enter_context(self._stream())
-            stack.callback(lightning.detach, self.parts.task)
-            stack.callback(self.close)
+            stack.callback(self.release)
             stack.enter_context(explained(self.parts.accelerator, self.settings.data.batch_size))
+            call_hook(self.parts.task, "on_fit_start")
             self._rehearse_evaluation()
             self._loop()
 
     def _loop(self) -> None:
         task, progress, plan = self.parts.task, self.progress, self.plan
         self.started = True
-        self._hooks("on_fit_start", "on_train_start")
+        call_hook(task, "on_train_start")
         self.parts.train_stage.enter()
         self._clock = time.perf_counter()
         self.journal.restart_clock()
@@ -163,7 +163,8 @@ class Trainer:
         if self.stop() and progress.step < plan.num_steps and not progress.ended:
             self._save()
             raise Stopped(f"stopped by {self.stop.reason} at step {progress.step} of {plan.num_steps}")
-        self._hooks("on_train_end", "on_fit_end")
+        call_hook(task, "on_train_end")
+        call_hook(task, "on_fit_end")
 
     def _at_boundary(self, due: Due) -> None:
         """What is due after a step; each thing once, also when a run is continued here."""
@@ -268,10 +269,6 @@ class Trainer:
         self.progress.seconds += seconds
         return seconds
 
-    def _hooks(self, *names: str) -> None:
-        for name in names:
-            call_hook(self.parts.task, name)
-
     def _where(self) -> tuple[int, int]:
         return self.progress.step // self.train.plan.steps_per_epoch, self.progress.step
 
@@ -283,11 +280,13 @@ class Trainer:
         stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(stream)
 
-    def close(self) -> None:
-        """Stop reading ahead."""
-        for role in (self.train, self.val):
+    def release(self) -> None:
+        """Stop reading ahead, and leave the task as it was; also after a start that failed half-way."""
+        for role in (getattr(self, "train", None), getattr(self, "val", None)):
             if role is not None:
                 role.feed.close()
+        if hasattr(self, "parts"):
+            lightning.detach(self.parts.task)
 
 
 class OrderState:
