@@ -211,7 +211,7 @@ def summary_rows(session: Session, continued: bool) -> list[tuple[str, str]]:
     rows = [
         ("device", parts.accelerator.description),
         ("precision", parts.precision.name),
-        ("program", engine.decided.program),
+        ("program", _program(engine)),
         ("model", f"{type(getattr(parts.task, 'model', parts.task)).__name__}, {count:,} parameters"),
         ("data", f"{len(engine.train.source):,} training{val} samples, on the {_residency(engine)}"),
         ("batch", f"{plan.batch_size} samples, {plan.steps_per_epoch} steps an epoch"),
@@ -221,6 +221,11 @@ def summary_rows(session: Session, continued: bool) -> list[tuple[str, str]]:
     if continued:
         rows.append(("goes on", f"from step {engine.progress.step:,}"))
     return rows
+
+
+def _program(engine: Engine) -> str:
+    decided = engine.decided
+    return f"{decided.program} ({decided.why})" if decided.why else decided.program
 
 
 def _residency(engine: Engine) -> str:

@@ -1,7 +1,7 @@
 """Checkpoints: a directory of safetensors and JSON with a manifest, written aside, synced and renamed.
 
     step_00000400/
-      manifest.json      format, step, size and sha256 of every other file, hash of the weights
+      manifest.json      format, step, size and sha256 of every other file, hashes of the weights and of itself
       state.json         everything that is not a tensor
       <part>.safetensors one file for each part of the state registry that has tensors
 
@@ -48,27 +48,27 @@ class Checkpoints:
 
     def save(self, step: int, state: State, best: bool = False) -> Path:
         """Write a checkpoint whole or not at all, then move the pointers and drop old ones."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._sweep()
         final = self.folder / f"step_{step:08d}"
         aside = self.folder / f".writing-{final.name}-{os.getpid()}"
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._sweep()
             _write(aside, step, state)
             if final.exists():  # the same step again, after a restart: equal bytes, but perhaps a damaged copy
                 final.rename(self.folder / f".replaced-{final.name}-{os.getpid()}")
             aside.rename(final)
             _sync_folder(self.folder)
-        except OSError as error:
+            self._point("last", final)
+            if best:
+                self._point("best", final)
+            self._drop_old(final)
+        except (OSError, SafetensorError) as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise UserError(
-                f"cannot save the checkpoint of step {step} in {self.folder}: {error.strerror or error}. "
+                f"cannot save the checkpoint of step {step} in {self.folder}: {getattr(error, 'strerror', error)}. "
                 "The checkpoints already there are intact; make room or fix the permissions, then start the same "
                 "command again"
             ) from error
-        self._point("last", final)
-        if best:
-            self._point("best", final)
-        self._drop_old()
         return final
 
     def newest(self, say: Callable[[str], None] = lambda text: None) -> tuple[Path, State] | None:
@@ -103,9 +103,10 @@ class Checkpoints:
         link.replace(self.folder / name)
         _sync_folder(self.folder)
 
-    def _drop_old(self) -> None:
+    def _drop_old(self, newest: Path) -> None:
+        """Drop all but some; those that are newer than the newest were passed over as damaged, and do not count."""
         spared = {self.pointed("best"), self.pointed("last")}
-        for path in self._all()[self.keep :]:
+        for path in [path for path in self._all() if path.name <= newest.name][self.keep :]:
             if path.resolve() not in spared:
                 doomed = path.rename(self.folder / f".dropped-{path.name}-{os.getpid()}")
                 shutil.rmtree(doomed, ignore_errors=True)
@@ -115,18 +116,21 @@ class Checkpoints:
         for pattern in (".writing-*", ".dropped-*", ".replaced-*"):
             for path in self.folder.glob(pattern):
                 shutil.rmtree(path, ignore_errors=True)
+        for pattern in (".last-*", ".best-*"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> State:
     """Read and verify a checkpoint: sizes and hashes of all files, then format upgrades."""
     manifest = read_manifest(path)
-    for name, expected in manifest["files"].items():
-        _verify(path / name, expected)
-    values = json.loads((path / _STATE).read_text())
-    files = [name for name in manifest["files"] if name.endswith(".safetensors")]
     try:
+        for name, expected in manifest["files"].items():
+            _verify(path / name, expected)
+        values = json.loads((path / _STATE).read_text())
+        files = [name for name in manifest["files"] if name.endswith(".safetensors")]
         tensors = {name.removesuffix(".safetensors"): load_file(path / name) for name in files}
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     return _upgraded(manifest["format"], (tensors, values))
 
@@ -135,7 +139,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
-        number, names = manifest["format"], list(manifest["files"])
+        number, names, seal = int(manifest["format"]), list(manifest["files"]), manifest["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path / _MANIFEST} cannot be read: {error}") from None
     if any(Path(name).name != name for name in names):
@@ -144,6 +148,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has checkpoint format {number}, and this isoscale reads up to {FORMAT}: install a newer one"
         )
+    if seal != _seal(manifest):
+        raise CheckpointError(f"{path / _MANIFEST} is not what was written: its sha256 differs")
     return dict(manifest)
 
 
@@ -168,20 +174,38 @@ def _write(folder: Path, step: int, state: State) -> None:
     tensors, values = state
     for part, group in tensors.items():
         if group:
-            save_file(
-                {name: tensor.detach().cpu().contiguous() for name, tensor in group.items()}, folder / _file(part)
-            )
-    (folder / _STATE).write_text(json.dumps(values, indent=1, allow_nan=False))
+            save_file(_on_host(group), folder / _file(part))
+    (folder / _STATE).write_text(json.dumps(values, indent=1))  # a metric may be NaN, which Python reads back
     manifest = {
         "format": FORMAT,
         "step": step,
         "weights_sha256": weights_sha256(_weights(tensors)),
         "files": {path.name: _fingerprint(path) for path in sorted(folder.iterdir())},
     }
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (folder / _MANIFEST).write_text(json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1))
     for path in folder.iterdir():
         _sync_file(path)
     _sync_folder(folder)
+
+
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors takes them: none may share its memory with another."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        storage = copy.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != copy.nbytes:
+            copy = copy.clone()
+        seen.add(copy.untyped_storage().data_ptr())
+        found[name] = copy
+    return found
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """A hash of everything else in a manifest."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _weights(tensors: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:

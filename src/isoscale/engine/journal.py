@@ -61,18 +61,24 @@ class Journal:
         pending, self._pending = self._pending, None
         pairs = pending.reading.pairs()
         values = means(pairs, self._before)
-        self._check(pending, values)
+        self._check(pending.step, pending.reading, values)
         self._before = pairs
         named = {self._stage.full_name(name): value for name, value in values.items()}
         rate = self._rate(pending)
         self._last = pending.step, pending.samples
         self._observers.notify(Logged(pending.step, pending.epoch, {**named, **pending.extra, **rate}))
 
-    def _check(self, pending: _Pending, values: dict[str, float]) -> None:
+    def check(self, step: int) -> None:
+        """Look at the window that is still running: what is about to be saved must be sound."""
+        self.flush()
+        reading = self._stage.recorder.read(self._latch)
+        self._check(step, reading, means(reading.pairs(), self._before))
+
+    def _check(self, step: int, reading: Reading, values: dict[str, float]) -> None:
         loss = values.get("loss", 0.0)
-        if pending.reading.flag or not math.isfinite(loss):
+        if reading.flag or not math.isfinite(loss):
             raise NotFinite(
-                f"a loss or gradient became NaN or infinite between step {self._last[0]} and step {pending.step} "
+                f"a loss or gradient became NaN or infinite between step {self._last[0]} and step {step} "
                 f"(mean loss {loss:g}); nothing was saved since, the last checkpoint is good. Try a smaller "
                 "optimizer.lr, a longer schedule.warmup, train.clip=1, or look for bad samples in the data"
             )

@@ -52,7 +52,7 @@ class Patience:
         if self._section is None or self._section.monitor not in values:
             return False
         value = values[self._section.monitor] * (1 if self._section.mode == "min" else -1)
-        if self._best is None or value < self._best - self._section.min_delta:
+        if not math.isnan(value) and (self._best is None or value < self._best - self._section.min_delta):
             self._best, self._stalled = value, 0
         else:
             self._stalled += 1

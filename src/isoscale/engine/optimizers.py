@@ -14,6 +14,8 @@ from isoscale.engine.accelerator import Accelerator
 from isoscale.errors import UserError
 
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+UNFIT = ("LBFGS", "SparseAdam")
+"""They evaluate the loss several times in one step, or take sparse gradients only."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class OptimizerPath:
 def optimizer_class(name: str) -> type[Optimizer]:
     """The class of torch.optim with this name, whatever its case."""
     classes = [value for value in vars(torch.optim).values() if inspect.isclass(value) and issubclass(value, Optimizer)]
-    found = {cls.__name__.lower(): cls for cls in classes if cls is not Optimizer}
+    found = {cls.__name__.lower(): cls for cls in classes if cls is not Optimizer and cls.__name__ not in UNFIT}
     if name.lower() not in found:
-        raise UserError(f"torch has no optimizer {name!r}; it has {', '.join(sorted(found))}")
+        raise UserError(f"torch has no optimizer {name!r} that trains in steps; it has {', '.join(sorted(found))}")
     return found[name.lower()]
 
 

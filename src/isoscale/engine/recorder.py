@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isoscale.engine.pairs import Pair
+from isoscale.errors import UserError
 
 MAX_NAMES = 256
 
@@ -48,7 +49,7 @@ class Recorder:
             slot = self._new_slot(name)
         if self._shard is not None:
             pair.add_to(self._shard[0, slot])
-            self._shard[1, slot].add_(pair.weight)
+            self._shard[1, slot].add_(pair.weight.detach() if isinstance(pair.weight, Tensor) else pair.weight)
             return
         pair.add_to(self._sums[slot])
         if isinstance(pair.weight, Tensor):
@@ -58,7 +59,7 @@ class Recorder:
 
     def _new_slot(self, name: str) -> int:
         if len(self._slots) == MAX_NAMES - 1:  # the last slot is the flag's
-            raise ValueError(f"more than {MAX_NAMES - 1} names are logged; {name!r} is one too many")
+            raise UserError(f"more than {MAX_NAMES - 1} names are logged; {name!r} is one too many")
         self._slots[name] = len(self.counted)
         self.counted.append(0.0)
         return self._slots[name]

@@ -46,25 +46,27 @@ class LearningRate:
     def __call__(self, step: int) -> float:
         """The learning rate of a step (from 0)."""
         if step < self.num_warmup:
-            return self._rise((step + 1) / self.num_warmup)
+            return self._rise(step)
         return self._after(step)
 
-    def _rise(self, part: float) -> float:
+    def _rise(self, step: int) -> float:
         if self.section.name != "onecycle":
-            return self.peak * part
+            return self.peak * (step + 1) / self.num_warmup
         start = self.section.start if self.section.start is not None else self.peak / 25
+        part = step / max(1, self.num_warmup - 1)
         return start + (self.peak - start) * 0.5 * (1 - math.cos(math.pi * part))
 
     def _after(self, step: int) -> float:
-        since = step - self.num_warmup
-        part = min(1.0, since / max(1, self.num_steps - self.num_warmup - 1))
+        first = self.num_warmup - (self.section.name == "onecycle")  # its rise ends with the peak
+        since = step - first
+        part = min(1.0, since / max(1, self.num_steps - first - 1))
         return {
             "constant": lambda: self.peak,
             "cosine": lambda: self._between(0.5 * (1 + math.cos(math.pi * part))),
             "linear": lambda: self._between(1 - part),
             "onecycle": lambda: self._between(0.5 * (1 + math.cos(math.pi * part)), self.peak / 1e4),
             "exponential": lambda: self._exponential(since, part),
-            "step": lambda: self._drops(since),
+            "step": lambda: self._drops(step, since),
             "plateau": lambda: max(self.peak * self.factor, self.section.end or 0.0),
         }[self.section.name]()
 
@@ -79,10 +81,10 @@ class LearningRate:
         assert self.section.every is not None
         return float(max(self.peak * gamma ** (since // self.section.every), end))
 
-    def _drops(self, since: int) -> float:
+    def _drops(self, step: int, since: int) -> float:
         gamma = 0.1 if self.section.gamma is None else self.section.gamma
         milestones, every = self.section.milestones, self.section.every
-        drops = sum(since >= milestone for milestone in milestones) if milestones else since // (every or 1)
+        drops = sum(step >= milestone for milestone in milestones) if milestones else since // (every or 1)
         return float(max(self.peak * gamma**drops, self.section.end or 0.0))
 
     def watch(self, values: dict[str, float]) -> bool:

@@ -38,18 +38,19 @@ class Decisions:
     optimizer: OptimizerPath
     program: str
     """`auto` until the first launch has shown whether the step can be captured."""
+    why: str = ""
+    """Why this program, where it was not asked for."""
 
     @classmethod
     def make(cls, settings: Settings) -> "Decisions":
         """Resolve what is `auto`; never by rank count, free memory or timing."""
         found = accelerator.find(settings.train.device)
-        program = settings.train.program
         return cls(
             device=found.kind,
             threads=_threads() if settings.train.threads == "auto" else settings.train.threads,
             precision=precision.resolve(settings.train.precision, found).name,
             optimizer=choose_path(settings.optimizer.name, found),
-            program="eager" if program == "auto" and not found.can_capture else program,
+            program=settings.train.program,
         )
 
     def as_dict(self) -> dict[str, Any]:

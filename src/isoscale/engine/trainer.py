@@ -222,22 +222,32 @@ class Trainer:
 
     def _rehearse_evaluation(self) -> None:
         """Evaluate one batch before training: a mistake in it shows now, and the monitored metric must be there."""
-        if self.val is None or self.progress.step or self.plan.evaluate.unit == "never":
+        if self.progress.step:
+            return
+        if self.val is None or self.plan.evaluate.unit == "never":
+            for key, name in self._watched().items():
+                if not name.endswith("_epoch"):
+                    raise UserError(f"{key} is {name!r}, but nothing is evaluated; train/loss_epoch is always there")
             return
         values = evaluate(self.parts.forward("val"), self.val.feed, limited(self.val.plan, 1))
         self.parts.train_stage.enter()
         names = [*values, *(f"{name}_epoch" for name in ("train/loss",))]
-        watched = {"checkpoint.monitor": self.settings.checkpoint.monitor}
+        watched = {"checkpoint.monitor": self.settings.checkpoint.monitor, **self._watched()}
+        for key, name in watched.items():
+            self._check_monitor(key, name, names)
+
+    def _watched(self) -> dict[str, str]:
+        """The metrics that steer the training, by the key that names them."""
+        watched = {}
         if self.settings.train.early_stopping:
             watched["train.early_stopping.monitor"] = self.settings.train.early_stopping.monitor
         if self.settings.schedule.name == "plateau":
             watched["schedule.monitor"] = self.settings.schedule.monitor
-        for key, name in watched.items():
-            self._check_monitor(key, name, names)
+        return watched
 
     def _check_monitor(self, key: str, name: str, names: list[str]) -> None:
-        if name in names or name.startswith("train"):
-            return
+        if name in names or (name.startswith("train") and name.endswith("_epoch")):
+            return  # what the training logs is not known yet
         if key == "checkpoint.monitor" and name == "val/loss":  # nobody chose it
             self.observers.note(
                 f"the validation logs no val/loss but {', '.join(names)}; the last checkpoint is the best"
@@ -254,7 +264,7 @@ class Trainer:
     def _save(self, best: bool = False) -> None:
         if self._checkpoints is None:
             return
-        self.journal.flush()
+        self.journal.check(self.progress.step)
         self._count_seconds()
         self.progress.saved_at = self.progress.step
         self.parts.accelerator.synchronize()
