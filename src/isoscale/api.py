@@ -6,19 +6,23 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from isoscale.data.sources import ROLES, Sources, as_source
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.assembly import place
 from isoscale.engine.evaluate import evaluate
 from isoscale.engine.evaluate import predict as predict_all
+from isoscale.engine.loaders import is_data_module
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.roles import Role, RoleMaker
+from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Settings
 from isoscale.engine.stage import Stage
 from isoscale.engine.step import Forward
 from isoscale.errors import UserError
-from isoscale.recipe.components import data_spec, instantiate
+from isoscale.recipe.components import instantiate
 from isoscale.recipe.load import LoadedRecipe, load_recipe
 from isoscale.run import Run
 from isoscale.session import Given, open_session
@@ -44,7 +48,7 @@ def develop(recipe: str | Path | dict[str, Any] | None, overrides: Any, num_batc
     )
     limits = [f"{key}={value}" for key, value in {**few, "train.epochs": 1, "observe.every": 1}.items()]
     session = open_session(recipe, given + limits, None, save=False).train()
-    return {**session.engine.progress.values, **session.evaluate("test")}
+    return {**session.engine.progress.values, **session.tested}
 
 
 class Trainer:
@@ -66,13 +70,13 @@ class Trainer:
         given = Given(task, task if data is None else data)
         session = open_session(self._recipe, self._overrides, self._run, given).train()
         assert session.directory is not None
-        return Run(session.directory.path, task)
+        return Run(session.directory.path, task, data)
 
 
 class _Application:
     """A finished run's task on the device, ready to be applied to data."""
 
-    def __init__(self, run: Run, checkpoint: str | None, data: Any, device: str) -> None:
+    def __init__(self, run: Run, checkpoint: str | None, data: Any, role: str, device: str) -> None:
         self.loaded: LoadedRecipe = load_recipe(run.directory.recipe)
         recipe = self.loaded.recipe
         self.settings = Settings(seed=recipe.seed, train=recipe.train, data=recipe.data)
@@ -86,26 +90,27 @@ class _Application:
         )
         self.task = run.task(checkpoint)
         place(self.task, self.accelerator, self.precision, False, lambda text: None)
-        self._data = instantiate(data_spec(recipe.data)) if data is None else data
+        self._data = run.data() if data is None else _in_role(data, role)
 
     def role(self, name: str) -> Role:
         limit = self.settings.train.limit_test_batches if name == "test" else None
         role = RoleMaker(self._data, self.settings, self.accelerator).evaluation(name, limit)
         if role is None:
-            raise UserError(f"this run's data has no {name} part")
+            raise UserError(f"the data has no {name} part; give one: isoscale.test(run, data=...)")
         return role
 
     def forward(self, stage: str) -> Forward:
         transforms = [instantiate(transform) for transform in self.loaded.recipe.data.transforms]
         recorder = Recorder(self.accelerator.device)
-        return Forward(self.task, Stage(stage, self.task, recorder), transforms, self.precision)
+        weights = {name: loss_weight(weight, 1, 2) for name, weight in self.settings.train.loss_weights.items()}
+        return Forward(self.task, Stage(stage, self.task, recorder), transforms, self.precision, weights)
 
 
 def test(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
 ) -> dict[str, float]:
     """The metrics of a run's best weights (or of another checkpoint) on its test data."""
-    application = _Application(_as_run(run), checkpoint, data, device)
+    application = _Application(_as_run(run), checkpoint, data, role, device)
     with application.precision.applied():
         part = application.role(role)
         return evaluate(application.forward("val" if role == "val" else "test"), part.feed, part.plan)
@@ -115,11 +120,20 @@ def predict(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
 ) -> dict[str, torch.Tensor]:
     """What a run's best weights predict for every sample of a part of its data, in the order of the source."""
-    application = _Application(_as_run(run), checkpoint, data, device)
+    application = _Application(_as_run(run), checkpoint, data, role, device)
     with application.precision.applied():
         part = application.role(role)
         found = predict_all(application.forward("predict"), part.feed, part.plan)
     return found if isinstance(found, dict) else {"prediction": found}
+
+
+def _in_role(data: Any, name: str) -> Any:
+    """Data for one role: as it is where it has roles, a plain loader, dataset or tensors for the role asked."""
+    if isinstance(data, DataLoader):
+        return Sources(**{name: as_source(data.dataset, data.collate_fn)})
+    if is_data_module(data) or any(hasattr(data, role) for role in ROLES):
+        return data
+    return Sources(**{name: data})
 
 
 def _as_run(run: str | Path | Run) -> Run:

@@ -16,10 +16,11 @@ from isoscale.observe.metric_log import history, last_values
 class Run:
     """The training in a directory."""
 
-    def __init__(self, path: str | Path, task: nn.Module | None = None) -> None:
-        """The run in `path`; `task` where it was given in Python rather than by a recipe."""
+    def __init__(self, path: str | Path, task: nn.Module | None = None, data: Any = None) -> None:
+        """The run in `path`; `task` and `data` where they were given in Python rather than by a recipe."""
         self.directory = RunDirectory(Path(path))
         self._task = task
+        self._data = data
         if not self.directory.exists:
             raise UserError(f"there is no run in {path}: no recipe.yaml and run.json; `isoscale runs list` shows runs")
 
@@ -48,7 +49,15 @@ class Run:
     def all(cls, root: Path = ROOT) -> list["Run"]:
         """Every run below a folder, oldest first."""
         found = [cls(path.parent) for path in root.glob("*/run.json") if cls.exists(path.parent)]
-        return sorted(found, key=lambda run: str(run.record.get("started", "")))
+        # Of runs that began within one second, the longer name is the later one: digits-…, then digits-…-2.
+        return sorted(found, key=lambda run: (run._started, len(run.path.name), run.path.name))
+
+    @property
+    def _started(self) -> str:
+        try:
+            return str(self.record.get("started", ""))
+        except UserError:
+            return ""
 
     @property
     def path(self) -> Path:
@@ -79,6 +88,11 @@ class Run:
         """The folder to open with TensorBoard."""
         return self.directory.tensorboard
 
+    @property
+    def has_best(self) -> bool:
+        """Whether a metric has chosen a best checkpoint."""
+        return self.directory.checkpoints().pointed("best") is not None
+
     def checkpoint(self, name: str | None = None) -> Path:
         """A checkpoint by name, or the best one, or the last one where nothing was monitored."""
         checkpoints = self.directory.checkpoints()
@@ -97,10 +111,22 @@ class Run:
         task = self._task if self._task is not None else self._rebuilt()
         weights = read_weights(self.checkpoint(checkpoint))
         task = task.cpu()
-        for parameter in task.parameters():
-            parameter.data = parameter.data.to(next(iter(weights.values())).dtype)
+        for name, parameter in task.named_parameters():
+            if name in weights:
+                parameter.data = parameter.data.to(weights[name].dtype)
         copy_weights(task, weights)
         return task.eval()
+
+    def data(self) -> Any:
+        """The data of the run: as it was given in Python, or built anew from the recipe."""
+        from isoscale.recipe.components import data_spec, instantiate
+        from isoscale.recipe.load import load_recipe
+
+        if self._data is not None:
+            return self._data
+        if self.record.get("given"):
+            raise UserError("the data of this run was given in Python; give it again: isoscale.test(run, data=...)")
+        return instantiate(data_spec(load_recipe(self.directory.recipe).recipe.data))
 
     def _rebuilt(self) -> nn.Module:
         from isoscale.recipe.components import instantiate, task_spec
@@ -121,15 +147,27 @@ class Run:
         return {
             "path": str(self.path),
             "name": record.get("name"),
-            "status": self.status,
+            "status": record.get("status", "unknown"),
             **{key: record.get(key) for key in ("epoch", "step", "num_steps", "best", "message", "started", "seconds")},
             "metrics": self.metrics,
             "weights_sha256": self._weights_sha256(),
         }
 
+    def summary_if_readable(self) -> dict[str, Any]:
+        """The summary; of a run whose files are damaged, only that it is."""
+        unknown = ("name", "epoch", "step", "num_steps", "best", "started", "seconds", "weights_sha256")
+        try:
+            return self.summary()
+        except UserError as error:
+            nothing = dict.fromkeys(unknown)
+            return {"path": str(self.path), "status": "damaged", "message": str(error), "metrics": {}, **nothing}
+
     def _weights_sha256(self) -> str | None:
         last = self.directory.checkpoints().pointed("last")
-        return read_manifest(last)["weights_sha256"] if last else None
+        try:
+            return read_manifest(last)["weights_sha256"] if last else None
+        except UserError:  # damaged; whoever uses the checkpoint is told
+            return None
 
     def __repr__(self) -> str:
         """Path, status and metrics."""

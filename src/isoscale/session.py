@@ -1,6 +1,7 @@
 """One start of a training: find or make the run, build what the recipe says, train, and write down how it went."""
 
 import shutil
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -13,7 +14,6 @@ from torch import nn
 from isoscale.data.hashing import derive_key
 from isoscale.engine.checkpoint import State, read_weights
 from isoscale.engine.evaluate import evaluate
-from isoscale.engine.memory import size
 from isoscale.engine.roles import RoleMaker, fingerprint
 from isoscale.engine.run_directory import RunDirectory, command_line, provenance
 from isoscale.engine.settings import Decisions, Settings
@@ -30,6 +30,7 @@ from isoscale.recipe.compare import describe, differences, harmful
 from isoscale.recipe.components import data_spec, instantiate, task_spec
 from isoscale.recipe.load import LoadedRecipe, load_recipe
 from isoscale.recipe.schema import InitFrom, Recipe
+from isoscale.summary import continue_command, end_rows, next_commands, start_rows
 
 SOURCE_TYPES = str | Path | dict[str, Any] | None
 
@@ -51,6 +52,8 @@ class Session:
     """None: nothing is saved."""
     notes: list[str] = field(default_factory=list)
     given: Given | None = None
+    tested: dict[str, float] = field(default_factory=dict)
+    """Metrics on the test data, measured where nothing is saved."""
 
     @property
     def recipe(self) -> Recipe:
@@ -69,19 +72,32 @@ class Session:
     def train(self) -> "Session":
         """Train to the end, or to where someone asks to stop."""
         record = self.directory.read() if self.directory else {}
-        if self.directory:
+        decided = self._decided(record)
+        threads, generator = torch.get_num_threads(), torch.get_rng_state()
+        if self.directory and not record:
             self.directory.create(self.loaded.to_yaml())
-            if not record:
-                self.directory.update(**provenance(command_line()), name=self.loaded.name, seed=self.recipe.seed)
+            self.directory.update(**provenance(command_line()), name=self.loaded.name, seed=self.recipe.seed)
         observers = Observers([Console(self.recipe.observe.level, self.recipe.observe.format)])
         try:
-            self._train(observers, record)
+            self._train(observers, record, decided)
         finally:
+            torch.set_num_threads(threads)
+            torch.set_rng_state(generator)  # or else every network made after a training would start equal
             observers.close()
         return self
 
-    def _train(self, observers: Observers, record: dict[str, Any]) -> None:
-        decided = Decisions.from_dict(record["decided"]) if "decided" in record else Decisions.make(self.settings)
+    def _decided(self, record: dict[str, Any]) -> Decisions:
+        """What was decided at the first start, or is decided now."""
+        if "decided" not in record:
+            return Decisions.make(self.settings)
+        try:
+            return Decisions.from_dict(record["decided"])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{self.directory and self.directory.record} is damaged: decided: {error}") from None
+
+    def _train(self, observers: Observers, record: dict[str, Any], decided: Decisions) -> None:
+        if self.directory:
+            observers.add(TextLog(self.directory.log))
         for note in self.notes:
             observers.note(note)
         state = self._saved_state(observers)
@@ -97,11 +113,14 @@ class Session:
                 engine.restore(state)
             self._begin(observers, state is not None)
             engine.fit()
+            if self.directory is None:
+                self.tested = self.evaluate("test")
         except Stopped as stopped:
             self._end(observers, "stopped", str(stopped))
             raise
         except BaseException as error:
-            self._end(observers, "failed", str(error) or type(error).__name__)
+            if engine.started or not record:  # a start that was refused leaves the record of the run alone
+                self._fail(observers, error)
             engine.release()
             if not record and self.directory and not engine.started:
                 shutil.rmtree(self.directory.path, ignore_errors=True)  # nothing was earned yet: leave no litter
@@ -111,18 +130,23 @@ class Session:
     def _saved_state(self, observers: Observers) -> State | None:
         if self.directory is None:
             return None
-        found = self.directory.checkpoints().newest(lambda text: observers.note(text, "warning"))
+        checkpoints = self.directory.checkpoints()
+        found = checkpoints.newest(lambda text: observers.note(text, "warning"))
+        if found is None and any(checkpoints.folder.glob("step_*")):
+            raise UserError(
+                f"no checkpoint in {checkpoints.folder} can be read; restore one from a copy, or remove "
+                f"{self.directory.path} to start again from the beginning"
+            )
         return found[1] if found else None
 
     def _open_logs(self, observers: Observers, state: State | None) -> MetricLog | None:
-        """metrics.jsonl, log.txt and TensorBoard, cut back to where the checkpoint was written."""
+        """metrics.jsonl and TensorBoard, cut back to where the checkpoint was written."""
         if self.directory is None:
             return None
         written = state[1]["log"]["bytes"] if state else 0
         step = state[1]["progress"]["step"] if state else 0
         metric_log = MetricLog(self.directory.metrics, written)
         observers.add(metric_log)
-        observers.add(TextLog(self.directory.log))
         if self.recipe.observe.tensorboard:
             observers.add(TensorBoard(self.directory.tensorboard, step + 1))
         return metric_log
@@ -143,8 +167,9 @@ class Session:
         own, _ = ModuleState(task).state()
         weights = load_weights(init.run)
         names = own.keys() | weights.keys()
-        excluded = frozenset(name for name in names if any(fnmatch(name, pattern) for pattern in init.exclude))
-        copy_weights(task, weights, excluded)
+        excluded = {name for name in names if any(fnmatch(name, pattern) for pattern in init.exclude)}
+        not_kept = own.keys() - task.state_dict().keys() - weights.keys()  # a file of torch has no such buffers
+        copy_weights(task, weights, frozenset(excluded | not_kept))
 
     def _check_data(self, record: dict[str, Any]) -> None:
         """The data of a continued run must be what it was."""
@@ -152,18 +177,38 @@ class Session:
         found = {name: fingerprint(role.source) for name, role in roles.items() if role is not None}
         before = record.get("data")
         if before is not None and before != found:
-            changed = [name for name in found if before.get(name) != found[name]]
+            changed = sorted(name for name in {**before, **found} if before.get(name) != found.get(name))
             raise UserError(f"the data ({', '.join(changed)}) is not the data that this run was started with")
         self._record(data=found)
 
     def _begin(self, observers: Observers, continued: bool) -> None:
         engine = self.engine
+        if continued and self.directory:
+            self.directory.create(self.loaded.to_yaml())  # nothing refuses its changes any more
         self._record(status="running", decided=engine.decided.as_dict(), num_steps=engine.plan.num_steps,
                      given=type(self.given.task).__qualname__ if self.given else None)  # fmt: skip
-        name, where = self.loaded.name, str(self.directory.path) if self.directory else "(nothing is saved)"
-        rows = summary_rows(self, continued)
+        name, where = self.loaded.name, str(self.directory.path) if self.directory else ""
+        rows = start_rows(self)
         plan = engine.plan
+        self._first_step, self._seconds_before = engine.progress.step, engine.progress.seconds
+        if continued and engine.progress.step >= plan.num_steps:
+            observers.note(f"this run is complete: all its {plan.num_steps:,} steps are done")
         observers.notify(Started(name, where, rows, engine.progress.step, plan.num_steps, plan.batches.steps_per_epoch))
+
+    def _fail(self, observers: Observers, error: BaseException) -> None:
+        """Write down what went wrong; after a second Ctrl-C, say how to go on."""
+        if isinstance(error, KeyboardInterrupt):
+            self._end(observers, "failed", "interrupted")
+            if self.directory and self.directory.checkpoints().pointed("last"):
+                observers.note(f"go on from the last checkpoint: {continue_command(self)}")
+            return
+        message = str(error)
+        if not isinstance(error, UserError):
+            message = f"{type(error).__name__}: {error}"
+            observers.note("".join(traceback.format_exception(error)).rstrip(), "debug")  # for log.txt
+            if self.directory and self.directory.checkpoints().pointed("last"):
+                error.add_note(f"once that is repaired, go on from the last checkpoint: {continue_command(self)}")
+        self._end(observers, "failed", message)
 
     def _end(self, observers: Observers, status: Any, message: str) -> None:
         engine = self.engine
@@ -184,6 +229,16 @@ class Session:
         if self.directory is not None and self.directory.path.is_dir():
             self.directory.update(**values)
 
+    def rate(self) -> float | None:
+        """Samples a second of this start: of the training alone, or of all of it where that was short."""
+        engine = self.engine
+        if engine.journal.mean_rate is not None:
+            return engine.journal.mean_rate
+        plan, progress = engine.train.plan, engine.progress
+        samples = plan.samples_before(progress.step) - plan.samples_before(self._first_step)
+        seconds = progress.seconds - self._seconds_before
+        return samples / seconds if samples and seconds else None
+
     def evaluate(self, role_name: str) -> dict[str, float]:
         """Metrics of the engine's present weights on another role's data; empty if there is none."""
         engine = self.engine
@@ -194,75 +249,12 @@ class Session:
         if role is None:
             return {}
         with engine.parts.precision.applied():
-            return evaluate(engine.parts.forward(role_name), role.feed, role.plan)
+            return evaluate(engine.parts.forward(role_name, engine.loss_weights), role.feed, role.plan)
 
 
 def _peak_memory(engine: Engine) -> int | None:
     parts = getattr(engine, "parts", None)
     return parts.accelerator.peak_memory if parts is not None else None
-
-
-def summary_rows(session: Session, continued: bool) -> list[tuple[str, str]]:
-    """The start-up summary."""
-    engine, recipe = session.engine, session.recipe
-    parts, plan = engine.parts, engine.train.plan
-    count = sum(parameter.numel() for parameter in parts.task.parameters())
-    val = f", {len(engine.val.source):,} validation" if engine.val else ""
-    rows = [
-        ("device", parts.accelerator.description),
-        ("precision", parts.precision.name),
-        ("program", _program(engine)),
-        ("model", f"{type(getattr(parts.task, 'model', parts.task)).__name__}, {count:,} parameters"),
-        ("data", f"{len(engine.train.source):,} training{val} samples, on the {_residency(engine)}"),
-        ("batch", f"{plan.batch_size} samples, {plan.steps_per_epoch} steps an epoch"),
-        ("length", f"{engine.plan.num_steps:,} steps, {engine.plan.num_steps / plan.steps_per_epoch:g} epochs"),
-        ("seed", str(recipe.seed)),
-    ]
-    if continued:
-        rows.append(("goes on", f"from step {engine.progress.step:,}"))
-    return rows
-
-
-def _program(engine: Engine) -> str:
-    decided = engine.decided
-    return f"{decided.program} ({decided.why})" if decided.why else decided.program
-
-
-def _residency(engine: Engine) -> str:
-    return engine.train.residency
-
-
-def end_rows(session: Session) -> list[tuple[str, str]]:
-    """The end summary."""
-    engine = session.engine
-    rows = []
-    if engine.best.value is not None:
-        epoch = -(-(engine.best.step or 0) // engine.train.plan.steps_per_epoch)
-        rows.append(
-            ("best", f"{engine.best.monitor} {engine.best.value:.4g} at epoch {epoch}, step {engine.best.step}")
-        )
-    rate = engine.journal.mean_rate
-    if rate is not None:
-        rows.append(("rate", f"{rate:,.0f} samples/s"))
-    rows.append(("time", f"{engine.progress.seconds:.1f} s of training"))
-    rows.append(("peak memory", size(engine.parts.accelerator.peak_memory)))
-    return rows
-
-
-def next_commands(session: Session, status: str) -> list[tuple[str, str]]:
-    """What to type next."""
-    if session.directory is None:
-        return []
-    path = session.directory.path
-    if status == "stopped":
-        return [("go on", f"isoscale train --run {path}")]
-    commands = [] if session.given else [("test it", f"isoscale test {path}")]
-    epochs = session.recipe.train.epochs
-    longer = f"train.epochs={2 * epochs}" if epochs else f"train.steps={2 * session.engine.plan.num_steps}"
-    commands.append(("train longer", f"isoscale train --run {path} {longer}"))
-    if session.recipe.observe.tensorboard:
-        commands.append(("curves", f"tensorboard --logdir {path / 'tensorboard'}"))
-    return commands
 
 
 def open_session(
@@ -273,6 +265,8 @@ def open_session(
     check = given is None
     if directory is not None and directory.exists:
         return _continued(source, overrides, directory, given)
+    if directory is not None and directory.path.exists() and not directory.path.is_dir():
+        raise UserError(f"{directory.path} is a file, and a run needs a directory; choose another one with --run DIR")
     if directory is not None and directory.path.exists() and any(directory.path.iterdir()):
         raise UserError(f"{directory.path} is not empty and holds no run; choose another directory with --run DIR")
     loaded = load_recipe(source, overrides, check_components=check)
@@ -283,6 +277,12 @@ def open_session(
 
 def _continued(source: SOURCE_TYPES, overrides: Any, directory: RunDirectory, given: Given | None) -> Session:
     """Continue a run, refusing changes that would make it another one."""
+    made_in_python = directory.read().get("given")
+    if made_in_python and given is None:
+        raise UserError(
+            f"the task of this run, {made_in_python}, was given in Python; go on there: "
+            f"isoscale.Trainer(recipe, run={str(directory.path)!r}).fit(task, data)"
+        )
     stored = load_recipe(directory.recipe)
     wanted = load_recipe(directory.recipe if source is None else source, overrides, check_components=given is None)
     changes = [change for change in differences(stored.values, wanted.values) if change.path != ("name",)]
@@ -318,4 +318,7 @@ def load_weights(where: str) -> dict[str, torch.Tensor]:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UserError(f"task.init_from: cannot read weights from {where}: {error}") from None
-    return dict(loaded.get("state_dict", loaded))
+    found = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else None
+    if not isinstance(found, dict):
+        raise UserError(f"task.init_from: {where} holds no weights by name, but a {type(loaded).__name__}")
+    return dict(found)

@@ -50,8 +50,8 @@ def test_an_epoch_is_one_line_with_a_place_for_every_value() -> None:
         "time/gather": 0.5,
     }
     assert epoch_line(EpochEnded(69, 2, values, seconds=0.4, best=True), STARTED) == (
-        "epoch  3/30  step  69  train loss 0.2134  accuracy 0.9410 | val loss 0.1822  accuracy 0.9510 "
-        "| lr 0.001   time/gather 0.5     *  0.4 s"
+        "epoch  3/30  step  69  train loss 0.2134  accuracy 0.9410  | val loss 0.1822  accuracy 0.9510 "
+        " | lr 0.001   time/gather 0.5     *  0.4 s"
     )
 
 

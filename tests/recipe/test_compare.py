@@ -17,7 +17,7 @@ def test_equal_recipes_do_not_differ():
 
 def test_differences_name_the_key_and_both_values():
     assert changed("optimizer.lr=1", "task.model.widths=[1]") == [
-        Difference(("task", "model", "widths"), [64, 128, 128, 10], [1]),
+        Difference(("task", "model", "widths"), [64, 256, 256, 10], [1]),
         Difference(("optimizer", "lr"), 2e-3, 1.0),
     ]
 
@@ -35,7 +35,7 @@ def test_true_is_not_one():
 @pytest.mark.parametrize(
     "override",
     [
-        "train.epochs=31",
+        "train.epochs=61",
         "train.epochs=null",
         "observe.every=3",
         "observe.level=debug",
@@ -69,6 +69,6 @@ def test_the_description_is_a_line_a_key():
     text = describe(changed("seed=1", "optimizer.name=sgd", "task.model.widths=[1, 2]"))
     assert text.splitlines() == [
         "  seed: 0 → 1",
-        "  task.model.widths: [64, 128, 128, 10] → [1, 2]",
+        "  task.model.widths: [64, 256, 256, 10] → [1, 2]",
         '  optimizer.name: "adamw" → "sgd"',
     ]

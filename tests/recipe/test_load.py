@@ -177,7 +177,7 @@ def test_the_resolved_recipe_reads_back_as_the_same_values(write):
 def test_each_line_of_a_value_ends_in_its_origin():
     lines = load_recipe("images/digits", ["train.epochs=3"]).to_yaml().splitlines()
     assert "  epochs: 3  # command line" in lines
-    assert "    widths: [64, 128, 128, 10]  # images/digits.yaml:17" in lines
+    assert "    widths: [64, 256, 256, 10]  # images/digits.yaml:17" in lines
     assert all("  # " in line for line in lines if not line.endswith(":"))
 
 

@@ -1,12 +1,28 @@
 """`isoscale test` and `isoscale predict`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-RUN = Annotated[str | None, typer.Argument(help="Directory or name of a run; by default the newest.")]
-CHECKPOINT = Annotated[str | None, typer.Option(help="best, last or a step; by default best.")]
+from isoscale.cli import complete
+from isoscale.cli.output import print_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from isoscale.run import Run
+
+RUN = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN", help="Directory or name of a run; by default the newest.", autocompletion=complete.runs
+    ),
+]
+CHECKPOINT = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="best, last or a step; by default best.", autocompletion=complete.checkpoints),
+]
 ROLE = Annotated[Literal["train", "val", "test"], typer.Option(help="Which part of the data.")]
 
 
@@ -23,14 +39,12 @@ def test(
     found = Run.find(run)
     metrics = measure(found, checkpoint, role=role)
     if as_json:
-        import json
-
-        print(json.dumps(metrics))
+        print_json(metrics)
         return
-    print(f"{found.path} (checkpoint {found.checkpoint(checkpoint).name})")
-    width = max(map(len, metrics), default=0)
-    for name, value in metrics.items():
-        print(f"  {name:{width}}  {value:.4g}")
+    from isoscale.observe.text import number, table
+
+    rows = [(name, number(value)) for name, value in metrics.items()]
+    print("\n".join([f"{found.path}, {_checkpoint_words(found, checkpoint)}", *table(rows)]))
 
 
 def predict(
@@ -48,9 +62,16 @@ def predict(
     _check_suffix(target)
     tensors = apply(found, checkpoint, role=role)
     _write(target, tensors)
+    print(f"{found.path}, {_checkpoint_words(found, checkpoint)}: written to {target}")
     for name, tensor in tensors.items():
-        print(f"{name}: {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}")
-    print(f"written to {target}")
+        print(f"  {name}: {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}")
+
+
+def _checkpoint_words(run: "Run", checkpoint: str | None) -> str:
+    """`best checkpoint, step 69`."""
+    step = int(run.checkpoint(checkpoint).name.removeprefix("step_"))
+    pointer = checkpoint or ("best" if run.has_best else "last")
+    return f"step {step}" if pointer.removeprefix("step_").isdigit() else f"{pointer} checkpoint, step {step}"
 
 
 def _check_suffix(path: Path) -> None:
@@ -62,11 +83,12 @@ def _check_suffix(path: Path) -> None:
         raise UserError(f"--out {path}: there is no folder {path.parent}")
 
 
-def _write(path: Path, tensors: dict) -> None:  # type: ignore[type-arg]
+def _write(path: Path, tensors: "dict[str, Tensor]") -> None:
     if path.suffix == ".npz":
         import numpy
 
-        numpy.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        numpy.savez(path, **arrays)
     else:
         from safetensors.torch import save_file
 

@@ -1,6 +1,5 @@
 """The command line: one module a command, heavy imports only when a command runs."""
 
-import os
 import sys
 from typing import Annotated
 
@@ -8,7 +7,10 @@ import typer
 
 from isoscale._version import __version__
 from isoscale.cli import apply, recipe, runs, train
-from isoscale.errors import FAILED, Stopped, UserError
+from isoscale.errors import Stopped
+
+INTERRUPTED = 130
+"""How typer ends a command at Ctrl-C, as shells expect."""
 
 app = typer.Typer(
     name="isoscale",
@@ -23,8 +25,6 @@ app.command("predict")(apply.predict)
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipe.app, name="recipe")
 
-_debug = False
-
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -37,38 +37,39 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere in the command.")
+    ] = False,
 ) -> None:
     """Train a scientific model the same way on one core or a thousand GPUs."""
-    global _debug
-    _debug = debug
 
 
 def run() -> None:
     """Run a command and turn errors into a message and an exit code."""
+    words = sys.argv[1:]
+    # People add --debug at the end of the line that failed, where a command of a group would not know it.
+    debug = "--debug" in words
     code = 0
     try:
-        app()
-    except UserError as error:
-        code = _report(error, error.exit_code)
+        app(args=[word for word in words if word != "--debug"], prog_name="isoscale")
     except Stopped as stopped:
         code = stopped.exit_code
-    except KeyboardInterrupt:
-        code = 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `isoscale … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            print("interrupted", file=sys.stderr)
+        raise
     except Exception as error:
-        code = _report(error, FAILED)
+        code = _report(error, debug)
     sys.exit(code)
 
 
-def _report(error: Exception, code: int) -> int:
-    if _debug:
+def _report(error: Exception, debug: bool) -> int:
+    from isoscale.cli.failure import describe, exit_code
+
+    if debug:
         import traceback
 
-        traceback.print_exc()
+        traceback.print_exception(error)
     else:
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        hint = "" if isinstance(error, UserError) else "\n(isoscale --debug … shows where)"
-        print(f"error: {kind}{error}{hint}", file=sys.stderr)
-    return code
+        print(describe(error), file=sys.stderr)
+    return exit_code(error)

@@ -5,11 +5,21 @@ from typing import Annotated
 
 import typer
 
+from isoscale.cli import complete
+
 app = typer.Typer(help="List, show and check recipes.", no_args_is_help=True)
 
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A preset such as images/digits, or a file.")]
+RecipeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A preset such as images/digits, or a file.", autocompletion=complete.recipes
+    ),
+]
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="optimizer.lr=3e-4 sets, ~schedule deletes.")
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="optimizer.lr=3e-4 sets, ~schedule deletes.", autocompletion=complete.overrides
+    ),
 ]
 
 

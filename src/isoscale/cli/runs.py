@@ -5,50 +5,65 @@ from typing import Annotated, Any
 
 import typer
 
+from isoscale.cli import complete
+from isoscale.cli.output import print_json
+
 app = typer.Typer(help="Look at runs.", no_args_is_help=True)
+
+TITLES = ("run", "status", "step", "best", "started")
 
 
 @app.command("list")
 def list_(
-    folder: Annotated[Path, typer.Argument(help="The folder of runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of runs.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the runs as JSON.")] = False,
 ) -> None:
     """List the runs in a folder, oldest first."""
     from isoscale.run import Run
 
-    summaries = [run.summary() for run in Run.all(folder)]
+    summaries = [run.summary_if_readable() for run in Run.all(folder)]
     if as_json:
-        import json
-
-        print(json.dumps(summaries))
+        print_json(summaries)
         return
     if not summaries:
         print(f"no runs in {folder}; start one with `isoscale train`")
         return
-    _print_table(summaries)
+    _print_columns([TITLES, *(_row(summary, folder) for summary in summaries)])
 
 
-def _print_table(summaries: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _row(summary: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    from isoscale.engine.run_directory import ROOT
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("run", "status", "step", "best", "started"):
-        table.add_column(title, justify="right" if title == "step" else "left", no_wrap=title == "run")
-    for run in summaries:
-        steps = f"{run['step']}/{run['num_steps']}" if run["step"] is not None else ""
-        table.add_row(run["path"], run["status"], steps, _best(run), str(run["started"] or "")[:19])
-    Console().print(table)
+    path = Path(summary["path"])
+    name = path.name if folder == ROOT else str(path)  # what `isoscale test` takes from here
+    step, total = summary["step"], summary["num_steps"]
+    steps = f"{0 if step is None else step}/{total}" if total is not None else ""
+    started = str(summary["started"] or "")[:16].replace("T", " ")
+    return name, summary["status"], steps, _best(summary).removeprefix("val/"), started
 
 
 def _best(summary: dict[str, Any]) -> str:
+    from isoscale.observe.text import number
+
     best = summary["best"]
-    return f"{best['name']} {best['value']:.4g}" if best and best["value"] is not None else ""
+    return f"{best['name']} {number(best['value'])}" if best and best["value"] is not None else ""
+
+
+def _print_columns(rows: list[tuple[str, ...]]) -> None:
+    """As wide as needed and never cut, so that names can be copied and lines searched."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command("show")
 def show(
-    run: Annotated[str | None, typer.Argument(help="Directory or name of a run; by default the newest.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="Directory or name of a run; by default the newest.", autocompletion=complete.runs
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Show where a run stands: status, step, metrics, hash of the weights."""
@@ -56,14 +71,31 @@ def show(
 
     summary = Run.find(run).summary()
     if as_json:
-        import json
-
-        print(json.dumps(summary))
+        print_json(summary)
         return
-    summary["best"] = _best(summary)
-    for name, value in summary.items():
-        if isinstance(value, dict):
-            for key, entry in value.items():
-                print(f"{'':16}{key} {entry:.4g}" if isinstance(entry, float) else f"{'':16}{key} {entry}")
-        elif value not in (None, ""):
-            print(f"{name:16}{value}")
+    _print_summary(summary)
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    from isoscale.observe.text import number, plain_number, table
+
+    where = f"epoch {summary['epoch']}, step {summary['step']} of {summary['num_steps']}"
+    at = f" at step {summary['best']['step']}" if _best(summary) else ""
+    rows = [
+        ("recipe", summary["name"]),
+        ("status", summary["status"] + (f", {where}" if summary["epoch"] is not None else "")),
+        ("message", summary["message"]),
+        ("started", str(summary["started"] or "")[:19].replace("T", " ")),
+        ("training", f"{summary['seconds']:.1f} s" if summary["seconds"] is not None else ""),
+        ("best", _best(summary) + at),
+        ("weights", f"sha256 {summary['weights_sha256']}" if summary["weights_sha256"] else ""),
+    ]
+    print("\n".join([summary["path"], *table([(label, text) for label, text in rows if text])]))
+    stages = ("train/", "val/", "test/")
+    metrics = {
+        name: number(value) if name.startswith(stages) else plain_number(value)
+        for name, value in summary["metrics"].items()
+    }
+    if metrics:
+        width = max(map(len, metrics))
+        print("\nlast metrics:", *(f"  {name:<{width}}  {text}" for name, text in metrics.items()), sep="\n")

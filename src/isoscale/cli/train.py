@@ -5,22 +5,40 @@ from typing import Annotated, Literal
 
 import typer
 
+from isoscale.cli import complete
+
 
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="Preset or file; by default images/digits.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE", help="Preset or file; by default images/digits.", autocompletion=complete.recipes
+        ),
+    ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Such as optimizer.lr=3e-4; ~key deletes.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Such as optimizer.lr=3e-4; ~schedule deletes. As many as you like.",
+            autocompletion=complete.overrides,
+        ),
     ] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", help="Directory of the run; continued if there is one already.")
+        Path | None,
+        typer.Option("--run", metavar="DIR", help="Directory of the run; continued if there is one already."),
     ] = None,
     dev: Annotated[
-        int | None, typer.Option("--dev", min=1, help="Only so many batches of everything, and nothing saved.")
+        int | None,
+        typer.Option("--dev", min=1, metavar="N", help="Only N batches of everything, and nothing saved."),
     ] = None,
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None, typer.Option("--log-level", help="observe.level")
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option("--log-level", help="How much to say: observe.level of the recipe."),
     ] = None,
-    log_format: Annotated[Literal["text", "json"] | None, typer.Option("--log-format", help="observe.format")] = None,
+    log_format: Annotated[
+        Literal["text", "json"] | None,
+        typer.Option("--log-format", help="For people, or one JSON object a line: observe.format of the recipe."),
+    ] = None,
 ) -> None:
     """Train a recipe, or continue a run."""
     words = list(overrides or [])
@@ -43,5 +61,4 @@ def _develop(recipe: str | None, words: list[str], num_batches: int, run: Path |
 
     if run is not None:
         raise UserError("--dev saves nothing, so that --run has no meaning beside it; leave one of them out")
-    for name, value in develop(recipe, words, num_batches).items():
-        print(f"{name} {value:.4g}")
+    develop(recipe, words, num_batches)

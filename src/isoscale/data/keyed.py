@@ -60,7 +60,7 @@ class StepRandom:
         if self.samples is None:
             raise RuntimeError("keyed randomness needs the samples of the step that it is used in")
         self.used = True
-        high, low = (self._sample_words(key) for key in derive_key(self.seed, purpose))
+        high, low = (self._sample_words(key) for key in _keys(self.seed, purpose))
         count = math.prod(shape)
         element = torch.arange(count, device=self.samples.device) * _GOLDEN
         word = ((element + high[:, None]) & MASK) ^ low[:, None]
@@ -90,6 +90,12 @@ def _finish(word: Tensor) -> Tensor:
     word.mul_(0x846CA68B).bitwise_and_(MASK)
     word ^= word >> 16
     return word
+
+
+@torch.compiler.assume_constant_result
+def _keys(seed: int, purpose: str) -> tuple[int, int]:
+    """The key words of a purpose, which a compiler need not look into."""
+    return derive_key(seed, purpose)
 
 
 _current: StepRandom | None = None

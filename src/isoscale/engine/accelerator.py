@@ -53,7 +53,8 @@ class Accelerator:
         if self.kind == "cuda":
             return f"cuda ({torch.cuda.get_device_name(self.device)})"
         if self.kind == "cpu":
-            return f"cpu ({torch.get_num_threads()} threads)"
+            count = torch.get_num_threads()
+            return f"cpu ({count} thread{'s' * (count != 1)})"
         return self.kind
 
     def synchronize(self) -> None:

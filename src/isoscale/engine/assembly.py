@@ -1,6 +1,6 @@
 """Puts together what a training needs: task, data, optimizer, step and program, from settings and decisions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,10 +50,10 @@ class Assembly:
     step: Step | None = None
     """None where the task updates its weights itself."""
 
-    def forward(self, stage: str) -> Forward:
+    def forward(self, stage: str, loss_weights: Mapping[str, float]) -> Forward:
         """The forward pass of an evaluation stage, with accumulators of its own."""
         recorder = Recorder(self.accelerator.device)
-        return Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision)
+        return Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, loss_weights)
 
 
 def check_task(task: Any) -> None:

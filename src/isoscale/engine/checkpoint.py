@@ -58,6 +58,7 @@ class Checkpoints:
                 final.rename(self.folder / f".replaced-{final.name}-{os.getpid()}")
             aside.rename(final)
             _sync_folder(self.folder)
+            self._sweep()
             self._point("last", final)
             if best:
                 self._point("best", final)

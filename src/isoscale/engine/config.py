@@ -135,6 +135,8 @@ class Train(Config):
     def _ends(self) -> "Train":
         if self.epochs is None and self.steps is None:
             raise ValueError("training would never end: set epochs or steps")
+        if "minute" in self.evaluate:
+            raise ValueError(f"evaluate is {self.evaluate!r}: say epochs or steps, so that the clock decides nothing")
         return self
 
 

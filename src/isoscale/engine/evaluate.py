@@ -7,12 +7,11 @@ import torch
 
 from isoscale.data.batches import BatchPlan
 from isoscale.data.residency import Feed
-from isoscale.engine.lightning import remember
-from isoscale.engine.losses import as_pair
+from isoscale.engine.lightning import is_lightning_module, remember
 from isoscale.engine.metrics import keep
 from isoscale.engine.pairs import Pair
 from isoscale.engine.recorder import means
-from isoscale.engine.step import Forward
+from isoscale.engine.step import Forward, loss_terms
 
 
 class Interrupted(Exception):
@@ -29,6 +28,7 @@ def evaluate(
     stage.enter()
     stage.recorder.reset()
     go_back = keep(task)
+    terms: set[str] = set()
     begin(task, stage.name)
     for batch_idx in range(plan.steps_per_epoch):
         if interrupted():
@@ -36,11 +36,13 @@ def evaluate(
             go_back()
             raise Interrupted
         for part in (part for shard in feed.parts(batch_idx) for part in shard):
-            _record_loss(forward, forward(part, batch_idx), len(part.samples))
+            terms |= _record_loss(forward, forward(part, batch_idx), part.samples.shape[0])
     call_hook(task, f"on_{_NAMES[stage.name]}_epoch_end")
     stage.flush(plan.num_samples)
     found = means(stage.recorder.read().pairs())
     found.update(stage.take_metrics())
+    if terms and "loss" not in found:
+        found["loss"] = sum(forward.loss_weights.get(name, 1.0) * found[name] for name in sorted(terms))
     values = {stage.full_name(name): value for name, value in found.items()}
     remember(task, values)
     call_hook(task, f"on_{_NAMES[stage.name]}_end")
@@ -65,14 +67,20 @@ def call_hook(task: Any, name: str) -> None:
         hook()
 
 
-def _record_loss(forward: Forward, output: Any, count: int) -> None:
-    """Record what an evaluation step returned, if it is a loss: a pair, one number, or a dict of our own terms."""
-    recorder = forward.stage.recorder
-    if isinstance(output, Pair) or (isinstance(output, torch.Tensor) and output.numel() == 1):
-        recorder.add("loss", as_pair(output, count))
-    elif isinstance(output, dict) and output and all(isinstance(term, Pair) for term in output.values()):
-        for name, term in output.items():
-            recorder.add(name, term)
+def _record_loss(forward: Forward, output: Any, count: int) -> set[str]:
+    """Record what an evaluation step returned, if it is a loss: one number, a pair, or a dict of terms.
+
+    A LightningModule logs its losses itself, and may return a dict of anything.
+    """
+    ignored = isinstance(output, dict) and is_lightning_module(forward.task)
+    if ignored or not isinstance(output, Pair | torch.Tensor | dict):
+        return set()
+    if isinstance(output, torch.Tensor) and output.numel() != 1:
+        return set()
+    terms = loss_terms(output, count)
+    for name, pair in terms.items():
+        forward.stage.recorder.add(name, pair)
+    return set(terms)
 
 
 @torch.no_grad()

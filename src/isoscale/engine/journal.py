@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +46,26 @@ class Journal:
         """(samples, seconds) of every window of this process, the first one left out: it holds warm-up."""
         self._first = True
 
-    def restart_clock(self) -> None:
-        """Leave out the time since the last log: it went into something else than training."""
-        self.flush()
+    def start_clock(self) -> None:
+        """Training begins now."""
         self._clock = time.perf_counter()
 
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Leave the time that this takes out of the rate of training: an evaluation, a checkpoint."""
+        self.flush()
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._clock += time.perf_counter() - begin
+
     def begin(self, step: int, epoch: int, samples: int, extra: dict[str, float]) -> None:
-        """Start reading the window that ends at `step`; it is told at the next `flush`."""
+        """Start reading the window that ends at `step`; it is told at the next `flush`, or at once if it is there."""
         self.flush()
         self._pending = _Pending(step, epoch, samples, self._stage.recorder.read(self._latch), extra)
+        if self._pending.reading.arrived:
+            self.flush()
 
     def flush(self) -> None:
         """Tell what was read; waits only for work that was issued before the reading."""

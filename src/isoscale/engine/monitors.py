@@ -30,12 +30,13 @@ class Best:
         return value < self.value if self.mode == "min" else value > self.value
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The best value and its step."""
-        return {}, {"value": self.value, "step": self.step}
+        """The best value and its step, and of what."""
+        return {}, dict(vars(self))
 
     def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
-        """Take over a state."""
-        self.value, self.step = values["value"], values["step"]
+        """Take over a state; that of another metric says nothing about this one."""
+        if (values["monitor"], values["mode"]) == (self.monitor, self.mode):
+            self.value, self.step = values["value"], values["step"]
 
 
 class Patience:

@@ -91,7 +91,11 @@ class ProgramMaker:
         fetched = None if is_vectorised(self.parts.train.source) else self._before_fetch
         train = self.parts.train
         count = 1 if launch == "auto" else launch
-        return EagerProgram(self.parts.step, train.feed, train.plan, self._inputs, count, self._after_step, fetched)
+        is_compiled = "compiled" in self.decided.program
+        time = torch.zeros((), dtype=torch.int64, device=self.parts.accelerator.device) if is_compiled else None
+        return EagerProgram(
+            self.parts.step, train.feed, train.plan, self._inputs, count, self._after_step, fetched, time
+        )
 
     def _graphed(self) -> GraphedProgram:
         assert self.parts.step is not None

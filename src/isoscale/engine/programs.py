@@ -76,11 +76,14 @@ class EagerProgram:
         steps_per_launch: int = 1,
         after_step: Callable[[int], None] | None = None,
         before_fetch: Callable[[int], None] | None = None,
+        time: Tensor | None = None,
     ) -> None:
         """Looks for interruptions every `steps_per_launch` steps; `after_step` is told the number of finished steps.
 
-        `before_fetch` is told the number of the step whose samples are read next.
+        `before_fetch` is told the number of the step whose samples are read next. `time` is a tensor to keep the step
+        number in: a compiled step would be compiled anew for every plain number.
         """
+        self._time = time
         self._parts = feed.parts if before_fetch is None else _told(before_fetch, feed.parts)
         self._after_step = after_step
         self.step = step
@@ -98,7 +101,8 @@ class EagerProgram:
                 return number
             weights = {} if rows is None else self._inputs.named(rows[offset])
             batch_idx = number % self._plan.steps_per_epoch
-            self.step(self._parts(number), number, batch_idx, rates[offset], weights, number)
+            time = number if self._time is None else self._time.fill_(number)
+            self.step(self._parts(number), number, batch_idx, rates[offset], weights, time)
             if self._after_step is not None:
                 self._after_step(number + 1)
         return stop

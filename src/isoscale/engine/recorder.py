@@ -74,6 +74,11 @@ class Recorder:
         self._shard = None
         self._buffer.add_(total)
 
+    def means(self, total: Tensor, names: list[str]) -> dict[str, Tensor]:
+        """The means of names in the sum over shards, on the device."""
+        means = total[0] / total[1]
+        return {name: means[self._slots[name]] for name in names}
+
     def read(self, flag: Tensor | None = None) -> "Reading":
         """Start copying the accumulators, and a flag with them, to the host; does not wait for them to arrive."""
         if flag is not None:
@@ -111,6 +116,11 @@ class Reading:
             self._event.record()
         else:
             self._copy = buffer.cpu() if buffer.device.type != "cpu" else buffer.clone()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the copy needs no waiting for."""
+        return self._event is None
 
     @property
     def flag(self) -> bool:

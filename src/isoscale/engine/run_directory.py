@@ -65,7 +65,7 @@ class RunDirectory:
             return {}
         try:
             return dict(json.loads(self.record.read_text()))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise UserError(f"{self.record} is damaged: {error}") from None
 
     def update(self, **values: Any) -> None:

@@ -18,6 +18,7 @@ from isoscale.engine.pairs import Pair
 from isoscale.engine.precision import Precision
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.stage import Stage
+from isoscale.errors import UserError
 from isoscale.parallel.reduction import Reducer
 
 Terms = dict[str, Pair]
@@ -32,6 +33,8 @@ class Forward:
     stage: Stage
     transforms: Sequence[Callable[[Batch], Batch]]
     precision: Precision
+    loss_weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights of named loss terms in an evaluation; a training step gets its own."""
     compute: Callable[[Batch, int], Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +74,16 @@ def loss_terms(output: Any, count: int) -> Terms:
         terms = {"loss": output["loss"]} if "loss" in output else output
         return {name: as_pair(value, count) for name, value in terms.items()}
     return {"loss": as_pair(output, count)}
+
+
+class Samples(int):
+    """A number of samples as the weight of a plain mean, which all such terms of a part share."""
+
+
+def check_weights(terms: Terms, weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights of terms that the loss does not have."""
+    for name in weights.keys() - terms.keys() if weights else ():
+        raise UserError(f"train.loss_weights names {name!r}, but the terms of the loss are {', '.join(terms)}")
 
 
 @dataclass
@@ -128,9 +141,12 @@ class Step:
     def _at_once(self, part: Part, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
         """The whole batch in one backward pass, which costs no more than a loop written by hand."""
         terms = self._terms(part, number, 0, batch_idx)
+        check_weights(terms, weights)
         means = [pair.mean * weights[name] if name in weights else pair.mean for name, pair in terms.items()]
         loss = means[0] if len(means) == 1 else torch.stack(means).sum()
-        self._record(terms, loss, part.samples.shape[0])
+        self._record(terms)
+        if "loss" not in terms:
+            self.recorder.add("loss", Pair.of_mean(loss, part.samples.shape[0]))
         self._scaled(loss).backward()
 
     def _in_parts(self, shards: Shards, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
@@ -140,7 +156,10 @@ class Step:
         one more, because its share of the batch is known only when all parts are done.
         """
         before = [buffer.clone() for buffer in self._buffers]
-        num_groups, shard_index = 1, 0
+        num_groups, shard_index, count = 1, 0, 0
+        size = sum(part.samples.shape[0] for shard in shards for part in shard)
+        used: set[int] = set()
+        terms: Terms = {}
         for shard in self.reducer.owned:
             if not shards[shard]:
                 continue
@@ -151,21 +170,39 @@ class Step:
             totals: list[Tensor] = []
             for micro, part in enumerate(shards[shard]):
                 terms = self._terms(part, number, micro * self.reducer.num_shards + shard, batch_idx)
-                self._record(terms, None, part.samples.shape[0])
-                _add_part(self.parameters, self._groups(terms, weights), sums, totals)
+                check_weights(terms, weights)
+                self._record(terms)
+                count += part.samples.shape[0]
+                used |= _add_part(self.parameters, self._groups(terms, weights, size), sums, totals)
             num_groups, shard_index = len(sums), shard_index + 1
             statistics = [buffer.to(torch.float64, copy=True) for buffer in self._buffers]
             self.reducer.add(shard, [record, *totals, *(grad for group in sums for grad in group), *statistics])
-        self._take(self.reducer.total(), num_groups, shard_index)
+        total = self.reducer.total()
+        self._take(total, num_groups, shard_index)
+        for index, parameter in enumerate(self.parameters):
+            if index not in used:  # as in a whole batch, where the optimizer passes over it
+                parameter.grad = None
+        if "loss" not in terms:
+            means = self.recorder.means(total[0], list(terms))
+            rated = [mean * weights[name] if name in weights else mean for name, mean in means.items()]
+            self.recorder.add("loss", Pair.of_mean(torch.stack(rated).sum(), count))
 
-    def _groups(self, terms: Terms, weights: Mapping[str, Tensor]) -> list[tuple[Tensor, Any]]:
-        """(weighted sum, weight) of the terms that share a weight."""
+    def _groups(self, terms: Terms, weights: Mapping[str, Tensor], size: int) -> list[tuple[Tensor, Any]]:
+        """(weighted sum, weight) of the terms that share a weight.
+
+        Only what is the same weight in every part is shared: one tensor, or the number of samples. Numbers of other
+        things, such as atoms and bonds, may be equal in one part and differ in the next.
+        """
         groups: dict[Any, tuple[Tensor, Any]] = {}
         for name, pair in terms.items():
             total = pair.sum * weights[name] if name in weights else pair.sum
-            key = id(pair.weight) if isinstance(pair.weight, Tensor) else pair.weight
+            shared = isinstance(pair.weight, Samples)
+            key = "samples" if shared else id(pair.weight) if isinstance(pair.weight, Tensor) else name
             groups[key] = (groups[key][0] + total, pair.weight) if key in groups else (total, pair.weight)
-        return [(self._scaled(total), weight) for total, weight in groups.values()]
+        if self.scaler is None:
+            return list(groups.values())
+        # sums over a batch would overflow in half precision: both sides of the fraction are divided by its size
+        return [(self._scaled(total / size), weight / size) for total, weight in groups.values()]
 
     def _take(self, total: list[Tensor], num_groups: int, num_shards: int) -> None:
         """Turn the reduced sums into gradients, accumulators and running statistics."""
@@ -174,7 +211,7 @@ class Step:
         self.recorder.end_shards(record)
         groups = [rest[index * count : (index + 1) * count] for index in range(num_groups)]
         for group, weight in zip(groups, weights, strict=True):
-            torch._foreach_div_(group, weight.to(group[0].dtype))
+            _divide(group, weight)
         for group in groups[1:]:
             torch._foreach_add_(groups[0], group)
         for parameter, gradient in zip(self.parameters, groups[0], strict=True):
@@ -186,13 +223,11 @@ class Step:
         if self.reseed is not None:
             self.reseed(number, index)
         self.random.samples = part.samples
-        return loss_terms(self.forward(part, batch_idx), part.samples.shape[0])
+        return loss_terms(self.forward(part, batch_idx), Samples(part.samples.shape[0]))
 
-    def _record(self, terms: Terms, loss: Tensor | None, count: int) -> None:
+    def _record(self, terms: Terms) -> None:
         for name, pair in terms.items():
             self.recorder.add(name, pair)
-        if len(terms) > 1 and loss is not None:
-            self.recorder.add("loss", Pair.of_mean(loss, count))
 
     def _scaled(self, loss: Tensor) -> Tensor:
         return loss if self.scaler is None else self.scaler.scale(loss)
@@ -220,13 +255,17 @@ class Step:
 
 def _add_part(
     parameters: list[nn.Parameter], groups: list[tuple[Tensor, Any]], sums: list[list[Tensor]], totals: list[Tensor]
-) -> None:
-    """Add the gradients and weights of a part to those of its shard."""
+) -> set[int]:
+    """Add the gradients and weights of a part to those of its shard; returns which parameters have a gradient."""
+    used: set[int] = set()
     for index, (total, weight) in enumerate(groups):
         last = index == len(groups) - 1
-        gradients = list(
-            torch.autograd.grad(total, parameters, retain_graph=not last, allow_unused=True, materialize_grads=True)
-        )
+        found = torch.autograd.grad(total, parameters, retain_graph=not last, allow_unused=True)
+        used |= {number for number, gradient in enumerate(found) if gradient is not None}
+        gradients = [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(parameters, found, strict=True)
+        ]
         amount = _as_total(weight, total.device)
         if index == len(sums):
             sums.append(gradients)
@@ -234,6 +273,13 @@ def _add_part(
         else:
             torch._foreach_add_(sums[index], gradients)
             totals[index] = totals[index] + amount
+    return used
+
+
+def _divide(tensors: list[Tensor], divisor: Tensor) -> None:
+    """Divide in place, each tensor in its own dtype."""
+    for dtype in {tensor.dtype: None for tensor in tensors}:
+        torch._foreach_div_([tensor for tensor in tensors if tensor.dtype == dtype], divisor.to(dtype))
 
 
 def _as_total(weight: Tensor | float, device: torch.device) -> Tensor:

@@ -26,6 +26,8 @@ class StopRequest:
             os.write(2, b"\nstopping now; the last checkpoint is the place to go on from\n")
             raise KeyboardInterrupt
         self.reason = signal.Signals(number).name
+        hint = "; Ctrl-C again stops now" if number == signal.SIGINT else ""
+        os.write(2, f"\n{self.reason}: finishing the launch and saving{hint}\n".encode())
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from isoscale.engine.planner import Due, Planner
 from isoscale.engine.precision import Precision
 from isoscale.engine.roles import Role, RoleMaker, limited
 from isoscale.engine.run_directory import RunDirectory
+from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.stop import StopRequest
 from isoscale.errors import Stopped, UserError
@@ -148,9 +149,10 @@ class Trainer:
         call_hook(task, "on_train_start")
         self.parts.train_stage.enter()
         self._clock = time.perf_counter()
-        self.journal.restart_clock()
+        self.journal.start_clock()
         try:
-            self._at_boundary(plan.due(progress.step)) if progress.step else None
+            if progress.step:  # a run that was stopped at a boundary may have left something undone there
+                self._at_boundary(plan.due(progress.step))
             while progress.step < plan.num_steps and not progress.ended and not self.stop():
                 if progress.step % self.train.plan.steps_per_epoch == 0:
                     call_hook(task, "on_train_epoch_start")
@@ -173,12 +175,10 @@ class Trainer:
             self._log()
         best = False
         if (due.evaluate or due.epoch_end) and progress.evaluated_at != progress.step:
-            best = self._end_epoch(due)
-        if (
-            self._checkpoints
-            and progress.saved_at != progress.step
-            and (best or due.checkpoint or progress.ended or self._minutes_are_over())
-        ):
+            with self.journal.excluded():
+                best = self._end_epoch(due)
+        wanted = due.checkpoint or progress.ended or self._minutes_are_over()
+        if best or (wanted and progress.saved_at != progress.step):
             self._save(best)
 
     def _log(self) -> None:
@@ -192,7 +192,6 @@ class Trainer:
     def _end_epoch(self, due: Due) -> bool:
         """Means of the epoch, evaluation, and all who watch them; whether this is the best so far."""
         progress = self.progress
-        self.journal.flush()
         values = self._evaluate() if due.evaluate else {}
         epoch = (progress.step - 1) // self.train.plan.steps_per_epoch
         if due.epoch_end:
@@ -210,13 +209,18 @@ class Trainer:
         progress.values, progress.evaluated_at = {**progress.values, **values}, progress.step
         seconds = self._count_seconds()
         self.observers.notify(EpochEnded(progress.step, epoch, values, seconds, best))
-        self.journal.restart_clock()
         return best
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """The weights of named loss terms at the present step."""
+        weights, last = self.settings.train.loss_weights, max(0, self.progress.step - 1)
+        return {name: loss_weight(weight, last, self.plan.num_steps) for name, weight in weights.items()}
 
     def _evaluate(self) -> dict[str, float]:
         assert self.val is not None
         with self.parts.average.swapped_in() if self.parts.average else nullcontext():
-            values = evaluate(self.parts.forward("val"), self.val.feed, self.val.plan, self.stop)
+            values = evaluate(self.parts.forward("val", self.loss_weights), self.val.feed, self.val.plan, self.stop)
         self.parts.train_stage.enter()
         return values
 
@@ -229,7 +233,7 @@ class Trainer:
                 if not name.endswith("_epoch"):
                     raise UserError(f"{key} is {name!r}, but nothing is evaluated; train/loss_epoch is always there")
             return
-        values = evaluate(self.parts.forward("val"), self.val.feed, limited(self.val.plan, 1))
+        values = evaluate(self.parts.forward("val", self.loss_weights), self.val.feed, limited(self.val.plan, 1))
         self.parts.train_stage.enter()
         names = [*values, *(f"{name}_epoch" for name in ("train/loss",))]
         watched = {"checkpoint.monitor": self.settings.checkpoint.monitor, **self._watched()}
@@ -267,10 +271,10 @@ class Trainer:
         self.journal.check(self.progress.step)
         self._count_seconds()
         self.progress.saved_at = self.progress.step
-        self.parts.accelerator.synchronize()
-        self._checkpoints.save(self.progress.step, self.parts.registry.state(), best)
+        with self.journal.excluded():
+            self.parts.accelerator.synchronize()
+            self._checkpoints.save(self.progress.step, self.parts.registry.state(), best)
         self._saved_time = time.perf_counter()
-        self.journal.restart_clock()
 
     def _count_seconds(self) -> float:
         """Add the time since the last call to the run's."""

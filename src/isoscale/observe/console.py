@@ -78,7 +78,7 @@ class PlainDisplay:
             return
         self._progress.advance(event, now)
         if now >= self._next_line_at:
-            self._print(f"{self._progress.place()}  {self._progress.steps()}  {self._progress.status(now)}")
+            self._print(f"{self._progress.place()}  step {self._progress.steps()}  {self._progress.status(now)}")
 
     def _end_epoch(self, event: EpochEnded) -> None:
         if self._progress:

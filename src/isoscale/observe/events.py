@@ -10,6 +10,7 @@ class Started:
 
     name: str
     directory: str
+    """Empty where nothing is saved."""
     rows: list[tuple[str, str]]
     """The start-up summary: label and text."""
     step: int

@@ -42,9 +42,9 @@ class Progress:
         return f"epoch {min(self.epoch + 1, total):>{len(str(total))}}/{total}"
 
     def steps(self) -> str:
-        """`step  69/690`."""
+        """`69/690`, as wide as it will be at the end."""
         total = self.started.num_steps
-        return f"step {self.step:>{len(str(total))}}/{total}"
+        return f"{self.step:>{len(str(total))}}/{total}"
 
     def status(self, now: float) -> str:
         """`loss 0.2134  12,340 samples/s  0:12 left`, as far as it is known."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from rich.console import Console as RichConsole
+from rich.console import ConsoleOptions, RenderableType, RenderResult
+from rich.constrain import Constrain
 from rich.progress import BarColumn, ProgressColumn, Task
 from rich.progress import Progress as RichProgress
 from rich.table import Column, Table
@@ -13,9 +15,11 @@ from rich.text import Text
 
 from isoscale.observe.events import Ended, EpochEnded, Event, Logged, Note, Started
 from isoscale.observe.progress import Progress
-from isoscale.observe.text import epoch_line, heading, label_width, note_line
+from isoscale.observe.text import epoch_line, heading, label_width, note_line, start_rows
 
 REFRESHES_PER_SECOND = 5
+WIDE = 100
+"""Columns from which on there is room for the step beside the epoch."""
 NOTE_STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
 
 
@@ -52,7 +56,7 @@ class TerminalDisplay:
     def _start(self, event: Started) -> None:
         self.close()
         self._print(Text(heading(event), "bold"))
-        self._console.print(_grid([("run", event.directory), *event.rows]))
+        self._console.print(_grid(start_rows(event)))
         self._console.print()
         self._progress = Progress(event, time.monotonic())
         self._bar = _bar(self._progress, self._console, self._stream)
@@ -99,11 +103,30 @@ class _Words(ProgressColumn):
         return Text(self._words())
 
 
+class _Bar(RichProgress):
+    """A bar that leaves room for the ^C that the terminal writes behind it: on a new line it could not be erased."""
+
+    def get_renderable(self) -> RenderableType:
+        """The bar, a little narrower than the terminal."""
+        return _Narrower(super().get_renderable())
+
+
+class _Narrower:
+    """Something drawn in less than the full width."""
+
+    def __init__(self, drawn: RenderableType) -> None:
+        self._drawn = drawn
+
+    def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
+        yield Constrain(self._drawn, options.max_width - len("^C^C") - 1)
+
+
 def _bar(progress: Progress, console: RichConsole, stream: TextIO) -> RichProgress:
-    bar = RichProgress(
+    bar = _Bar(
         _Words(progress.place),
         BarColumn(bar_width=None, complete_style="cyan", finished_style="cyan"),
-        _Words(lambda: f"{progress.steps()}  {progress.status(time.monotonic())}"),
+        _Words(lambda: progress.steps() if console.width >= WIDE else ""),
+        _Words(lambda: progress.status(time.monotonic())),
         console=console,
         transient=True,
         expand=True,

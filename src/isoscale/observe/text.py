@@ -62,7 +62,12 @@ def label_width(rows: Iterable[tuple[str, str]]) -> int:
 
 def start_lines(event: Started) -> list[str]:
     """The start-up summary."""
-    return [heading(event), *table([("run", event.directory), *event.rows])]
+    return [heading(event), *table(start_rows(event))]
+
+
+def start_rows(event: Started) -> list[tuple[str, str]]:
+    """Where the run is, and what is said about it."""
+    return [("run", event.directory or "nothing is saved"), *event.rows]
 
 
 def end_lines(event: Ended, directory: str) -> list[str]:
@@ -97,8 +102,8 @@ def _packed(groups: list[str], room: float) -> list[str]:
     """As few lines as hold the groups, none wider than `room` unless a group alone is."""
     lines: list[str] = []
     for group in groups:
-        if lines and len(lines[-1]) + len(group) + 2 <= room:
-            lines[-1] += f"| {group}"
+        if lines and len(lines[-1]) + len(group) + 3 <= room:
+            lines[-1] += f" | {group}"
         else:
             lines.append(group)
     return lines

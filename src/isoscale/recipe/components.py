@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
@@ -56,7 +57,9 @@ def _import(module_name: str, name: str) -> ModuleType:
             raise UnknownComponent(message) from None
         raise UnknownComponent(f"importing {module_name} failed: {error}") from error
     except Exception as error:
-        raise UnknownComponent(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"importing {module_name} failed: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        raise UnknownComponent(message) from error
 
 
 def _make_working_directory_importable() -> None:

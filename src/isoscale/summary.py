@@ -1,0 +1,95 @@
+"""What a session says at its start and at its end: label and text, and what to type next."""
+
+import shlex
+from typing import TYPE_CHECKING
+
+from isoscale.engine.memory import size
+from isoscale.observe.text import duration, number, plain_number
+
+if TYPE_CHECKING:
+    from isoscale.engine.trainer import Trainer as Engine
+    from isoscale.session import Session
+
+
+def start_rows(session: "Session") -> list[tuple[str, str]]:
+    """The start-up summary."""
+    engine, recipe = session.engine, session.recipe
+    parts, plan = engine.parts, engine.train.plan
+    num_steps = engine.plan.num_steps
+    count = sum(parameter.numel() for parameter in parts.task.parameters())
+    val = f", {len(engine.val.source):,} validation" if engine.val else ""
+    return [
+        ("device", parts.accelerator.description),
+        ("precision", parts.precision.name),
+        ("program", _program(engine)),
+        ("model", f"{type(getattr(parts.task, 'model', parts.task)).__name__}, {count:,} parameters"),
+        ("data", f"{len(engine.train.source):,} training{val} samples, on the {engine.train.residency}"),
+        ("batch", f"{plan.batch_size:,} samples, {counted(plan.steps_per_epoch, 'step')} an epoch"),
+        ("length", f"{counted(num_steps, 'step')}, {counted(num_steps / plan.steps_per_epoch, 'epoch')}"),
+        ("seed", str(recipe.seed)),
+    ]
+
+
+def _program(engine: "Engine") -> str:
+    decided = engine.decided
+    return f"{decided.program} ({decided.why})" if decided.why else decided.program
+
+
+def end_rows(session: "Session") -> list[tuple[str, str]]:
+    """The end summary."""
+    engine = session.engine
+    rows = []
+    if engine.best.value is not None:
+        epoch = -(-(engine.best.step or 0) // engine.train.plan.steps_per_epoch)
+        rows.append(
+            ("best", f"{engine.best.monitor} {number(engine.best.value)} at epoch {epoch}, step {engine.best.step}")
+        )
+    if session.tested:
+        rows.append(("test", "  ".join(f"{name} {number(value)}" for name, value in session.tested.items())))
+    rate = session.rate()
+    if rate is not None:
+        rows.append(("rate", f"{plain_number(rate)} samples/s"))
+    rows.append(("time", f"{duration(engine.progress.seconds)} of training"))
+    rows.append(("peak memory", size(engine.parts.accelerator.peak_memory)))
+    return rows
+
+
+def next_commands(session: "Session", status: str) -> list[tuple[str, str]]:
+    """What to type next."""
+    if session.directory is None:
+        return []
+    path = shlex.quote(str(session.directory.path))
+    if status == "stopped":
+        return [("go on", continue_command(session))]
+    commands = []
+    if not session.given:
+        commands = [
+            ("test it", f"isoscale test {path}"),
+            ("train longer", f"{continue_command(session)} {longer(session)}"),
+        ]
+    if session.recipe.observe.tensorboard:
+        commands.append(("curves", f"tensorboard --logdir {shlex.quote(str(session.directory.tensorboard))}"))
+    return commands
+
+
+def continue_command(session: "Session") -> str:
+    """What to type, or to call in Python, to go on with a run."""
+    assert session.directory is not None
+    path = str(session.directory.path)
+    return (
+        f"isoscale.Trainer(recipe, run={path!r}).fit(task, data)"
+        if session.given
+        else f"isoscale train --run {shlex.quote(path)}"
+    )
+
+
+def longer(session: "Session") -> str:
+    """The override that doubles the training, of whichever limit ended it."""
+    section, per_epoch = session.recipe.train, session.engine.train.plan.steps_per_epoch
+    by_steps = section.steps is not None and (section.epochs is None or section.steps <= section.epochs * per_epoch)
+    return f"train.steps={2 * section.steps}" if by_steps else f"train.epochs={2 * section.epochs}"  # type: ignore[operator]
+
+
+def counted(count: float, word: str) -> str:
+    """`1 epoch`, `2,300 steps`, `1.5 epochs`."""
+    return f"{plain_number(count)} {word}" + ("" if count == 1 else "s")

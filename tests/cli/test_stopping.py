@@ -1,0 +1,153 @@
+"""Asked once, a training saves and says how to go on; asked twice, it ends on the spot."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.helpers import command
+
+from isoscale.engine.checkpoint import read
+
+LONG = ("train", "train.epochs=5000", "observe.tensorboard=0", "--run", "a")
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """A training that has begun."""
+    process = subprocess.Popen(
+        command(*words), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("epoch"):
+        assert process.poll() is None
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_request_saves_and_prints_the_command_to_go_on(tmp_path: Path, number: int):
+    process = start(tmp_path, *LONG)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert err.strip().splitlines() == [err.strip()]
+    assert "finishing the launch and saving" in err
+    assert re.search(r"^  go on +isoscale train --run a$", out, re.MULTILINE)
+    (step,) = re.findall(r"^stopped at step (\d+), in a$", out, re.MULTILINE)
+    assert (tmp_path / "a/checkpoints/last").resolve().name == f"step_{int(step):08d}"
+    assert json.loads((tmp_path / "a/run.json").read_text())["status"] == "stopped"
+
+
+STUCK_TASK = """
+import time, isoscale
+from torch import nn
+
+class Stuck(isoscale.Task):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(64, 10)
+        self.validated = 0
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch["input"].flatten(1).float()), batch["target"])
+
+    def validation_step(self, batch, batch_idx):
+        self.validated += 1
+        while self.validated > 1:  # the first one is the rehearsal before the training
+            print("validating", flush=True)
+            time.sleep(0.01)
+        return self.training_step(batch, batch_idx)
+"""
+
+
+def test_the_second_request_stops_at_once_and_the_last_checkpoint_is_good(tmp_path: Path):
+    (tmp_path / "stuck.py").write_text(STUCK_TASK)
+    (tmp_path / "stuck.yaml").write_text(
+        "task: {class: stuck.Stuck}\ndata: {class: digits, batch_size: 512}\n"
+        "train: {evaluate: 4 steps}\ncheckpoint: {every: 3 steps}\n"
+    )
+    process = subprocess.Popen(
+        command("train", "stuck.yaml", "--run", "a"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, bufsize=1,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while "validating" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None, "the first request waits for the evaluation's batch"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err
+    assert "go on from the last checkpoint: isoscale train --run a" in out
+    assert read((tmp_path / "a/checkpoints/last").resolve())[1]["progress"]["step"] == 3
+
+
+SLOW_TO_BUILD = """
+import time
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        print("building", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_before_the_training_has_begun_one_request_is_enough_and_leaves_nothing(tmp_path: Path):
+    (tmp_path / "slow.py").write_text(SLOW_TO_BUILD)
+    process = subprocess.Popen(
+        command("train", "task.model.class=slow.Slow", "~task.model.widths", "~task.model.activation",
+                "~task.model.dropout", "--run", "a"),
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "building\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "interrupted\n")
+    assert not (tmp_path / "a").exists()
+
+
+def on_a_terminal(folder: Path, columns: int, words: tuple[str, ...], act: Callable[[int, str], bool]) -> str:
+    """What a command writes to a terminal; `act` sees all of it so far, and may type."""
+    main, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40"}
+    process = subprocess.Popen(
+        command(*words), cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(terminal)
+    text, acted = "", False
+    while select.select([main], [], [], 60)[0]:
+        try:
+            chunk = os.read(main, 65536)
+        except OSError:
+            break
+        text += chunk.decode(errors="replace")
+        acted = acted or act(process.pid, text)
+    os.close(main)
+    process.wait(timeout=60)
+    return text
+
+
+def test_on_a_terminal_the_bar_is_gone_after_a_stop_and_no_line_is_too_wide(tmp_path: Path):
+    def stop(process: int, text: str) -> bool:
+        if text.count("samples/s") < 3:
+            return False
+        os.kill(process, signal.SIGINT)
+        return True
+
+    text = on_a_terminal(tmp_path, 80, LONG, stop)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    widths = [len(part) for line in plain.split("\n") for part in line.split("\r")]
+    assert max(widths) <= 80
+    bars = [part for line in plain.split("\n") for part in line.split("\r") if " left" in part]
+    assert bars and max(len(bar.rstrip("^C")) for bar in bars) <= 78, "^C must fit behind the bar"
+    assert re.search(r"stopped at step \d+, in a", plain)
