@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import isoscale
+from isoscale.data.keyed import StepRandom
+from isoscale.data.order import Order
 from isoscale.errors import UserError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -112,6 +114,18 @@ def test_a_captured_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path
     fit(tmp_path / "parts", merged(recipe, {"train": {"steps": 93}}), task(dropout=0.2))
     parts = fit(tmp_path / "parts", recipe, task(dropout=0.2))
     assert sha(parts) == sha(whole)
+
+
+def test_order_and_randomness_are_the_same_on_the_device_as_on_the_host() -> None:
+    for num_samples in (1, 5, 1797, 60_000, 10**12):
+        order = Order(num_samples, 3)
+        assert torch.equal(order.indices(17, 5000, "cuda").cpu(), order.indices(17, 5000))
+    found = []
+    for device in ("cpu", "cuda"):
+        random = StepRandom(7)
+        random.step, random.samples = 12, torch.arange(100, device=device) * 10**9
+        found.append(random.uniform("noise", (3, 5)).cpu())
+    assert torch.equal(*found)
 
 
 class Drawing(isoscale.Supervised):
