@@ -47,11 +47,9 @@ def rate(step: int, num_steps: int) -> float:
     return LR * (1 - step / num_steps)
 
 
-def by_hand(num_steps: int, folder: Path) -> None:
+def loop(num_steps: int, folder: Path, model: Any, optimizer: Any, backward: Callable[[Tensor], None]) -> None:
     """The loop that an expert would write."""
     inputs, targets = rows()
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR, fused=True)
     total = torch.zeros((), dtype=torch.float64)
     position, order = NUM_ROWS, torch.empty(0)
     with (folder / "log.jsonl").open("w") as log:
@@ -63,12 +61,18 @@ def by_hand(num_steps: int, folder: Path) -> None:
             optimizer.param_groups[0]["lr"] = rate(step, num_steps)
             optimizer.zero_grad()
             loss = mse_loss(model(inputs[index]), targets[index])
-            loss.backward()
+            backward(loss)
             optimizer.step()
             total.add_(loss.detach())
             if step % EVERY == EVERY - 1:
                 log.write(json.dumps({"step": step, "loss": total.item() / EVERY, "lr": rate(step, num_steps)}) + "\n")
                 total.zero_()
+
+
+def by_hand(num_steps: int, folder: Path) -> None:
+    """The loop with nothing around it."""
+    model = network()
+    loop(num_steps, folder, model, torch.optim.Adam(model.parameters(), lr=LR, fused=True), Tensor.backward)
 
 
 def ours(num_steps: int, folder: Path) -> None:
@@ -114,30 +118,13 @@ def lightning_trainer(num_steps: int, folder: Path) -> None:
 
 
 def fabric(num_steps: int, folder: Path) -> None:
-    """A hand-written loop with Lightning Fabric around model, optimizer and backward, over resident rows."""
+    """The same loop with Lightning Fabric around model, optimizer and backward."""
     from lightning.fabric import Fabric
 
-    fabric_ = Fabric(accelerator="cpu")
-    inputs, targets = rows()
+    around = Fabric(accelerator="cpu")
     model = network()
-    model, optimizer = fabric_.setup(model, torch.optim.Adam(model.parameters(), lr=LR, fused=True))
-    total = torch.zeros((), dtype=torch.float64)
-    position, order = NUM_ROWS, torch.empty(0)
-    with (folder / "log.jsonl").open("w") as log:
-        for step in range(num_steps):
-            if position + BATCH > NUM_ROWS:
-                position, order = 0, torch.randperm(NUM_ROWS)
-            index = order[position : position + BATCH]
-            position += BATCH
-            optimizer.param_groups[0]["lr"] = rate(step, num_steps)
-            optimizer.zero_grad()
-            loss = mse_loss(model(inputs[index]), targets[index])
-            fabric_.backward(loss)
-            optimizer.step()
-            total.add_(loss.detach())
-            if step % EVERY == EVERY - 1:
-                log.write(json.dumps({"step": step, "loss": total.item() / EVERY, "lr": rate(step, num_steps)}) + "\n")
-                total.zero_()
+    model, optimizer = around.setup(model, torch.optim.Adam(model.parameters(), lr=LR, fused=True))
+    loop(num_steps, folder, model, optimizer, around.backward)
 
 
 SIDES: dict[str, Callable[[int, Path], None]] = {

@@ -13,17 +13,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from isoscale.data.batches import BatchPlan, tensors_of
+from isoscale.data.device_feed import DeviceFeed
+from isoscale.data.feed import Part, Window
+from isoscale.data.host_feed import HostFeed, RowFeed
 from isoscale.data.order import Order
-from isoscale.data.residency import (
-    SHARE_OF_MEMORY,
-    DeviceFeed,
-    HostFeed,
-    Part,
-    RowFeed,
-    Window,
-    choose,
-    make_feed,
-)
+from isoscale.data.residency import SHARE_OF_MEMORY, choose, make_feed
 from isoscale.data.sources import DatasetSource, Source, Subset, TensorSource
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 import isoscale
 from isoscale.data.batches import BatchPlan
+from isoscale.data.device_feed import DeviceFeed
 from isoscale.data.keyed import StepRandom
 from isoscale.data.order import Order
-from isoscale.data.residency import DeviceFeed
 from isoscale.data.sources import TensorSource
 from isoscale.engine.ema import Average
 from isoscale.engine.precision import Precision

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from isoscale.data.batches import BatchPlan
-from isoscale.data.residency import Feed
+from isoscale.data.feed import Feed
 from isoscale.engine.lightning import is_lightning_module, remember
 from isoscale.engine.metrics import keep
 from isoscale.engine.pairs import Pair

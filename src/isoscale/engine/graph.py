@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import BatchPlan
-from isoscale.data.residency import Feed, Slot
+from isoscale.data.feed import Feed, Slot
 from isoscale.engine import metrics
 from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.programs import EagerProgram, Inputs, launches

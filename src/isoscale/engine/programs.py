@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import BatchPlan
-from isoscale.data.residency import Feed, Part
+from isoscale.data.feed import Feed, Part
 from isoscale.engine.config import LossWeight
 from isoscale.engine.schedules import LearningRate, loss_weight
 from isoscale.engine.step import Step

@@ -8,8 +8,9 @@ import torch
 
 from isoscale.data.batches import BatchPlan, tensors_of
 from isoscale.data.config import Data
+from isoscale.data.feed import Feed, Indices
 from isoscale.data.order import Order
-from isoscale.data.residency import Feed, Indices, choose, make_feed
+from isoscale.data.residency import choose, make_feed
 from isoscale.data.sources import Source, Sources, Subset, as_source
 from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.config import Limit

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from isoscale.data.batches import Batch, map_tensors
+from isoscale.data.feed import Part
 from isoscale.data.keyed import StepRandom
-from isoscale.data.residency import Part
 from isoscale.engine.ema import Average
 from isoscale.engine.losses import as_pair
 from isoscale.engine.optimizers import plain_step, set_lr

@@ -1,0 +1,259 @@
+"""Data that lives in host memory: a thread fetches it and copies it to the device ahead of the step."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from isoscale.data.batches import Batch, BatchPlan, copy_batch, map_tensors, tensors_of, to_device
+from isoscale.data.feed import Indices, Part, Window
+from isoscale.data.reader import Inline, Reader
+from isoscale.data.sources import Source, is_vectorised, nbytes
+
+WINDOW = 1 << 15
+CHUNK_BYTES = 16 << 20
+
+
+class HostFeed:
+    """Parts fetched from host memory by a thread and copied to the device ahead of the step."""
+
+    def __init__(
+        self, source: Source, order: Indices, plan: BatchPlan, device: torch.device, num_ahead: int = 8
+    ) -> None:
+        """Fetch up to `num_ahead` steps ahead; a dataset that may draw random numbers is read in the step's thread."""
+        self._source = source
+        self._plan = plan
+        self._device = device
+        self._window = Window(order, torch.device("cpu"), WINDOW)
+        self._num_ahead = num_ahead if is_vectorised(source) else 0
+        self._reader: Reader | Inline | None = None
+        self._next = -1
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def parts(self, step: int) -> list[list[Part]]:
+        """The parts of a step; reading starts afresh when it is not the one after the last."""
+        if self._reader is None or step != self._next:
+            self.close()
+            items = self._read_from(step)
+            self._reader = Reader(items, self._num_ahead) if self._num_ahead else Inline(items)
+        self._next = step + 1
+        try:
+            return self._arrive(self._reader.get())
+        except BaseException:
+            self.close()  # nothing more comes after an error: the next call reads afresh
+            raise
+
+    def _read_from(self, step: int) -> Iterator[tuple[list[list[Part]], Any]]:
+        while True:
+            samples = self._window.read(self._plan.place(step), self._plan.size(step))
+            ranges = self._plan.parts(len(samples))
+            shards = [[self._fetch(samples[start:stop].clone()) for start, stop in shard] for shard in ranges]
+            yield self._send(shards)
+            step += 1
+
+    def _fetch(self, samples: Tensor) -> Part:
+        return Part(self._source.fetch(samples), samples)
+
+    def _send(self, shards: list[list[Part]]) -> tuple[list[list[Part]], Any]:
+        """Copy to the device on a stream of its own, so that it overlaps with the running step."""
+        if self._stream is None:
+            return [[to_device_part(part, self._device) for part in shard] for shard in shards], None
+        with torch.cuda.stream(self._stream):
+            pinned = [[map_part(part, lambda tensor: tensor.pin_memory()) for part in shard] for shard in shards]
+            sent = [[to_device_part(part, self._device) for part in shard] for shard in pinned]
+            return sent, self._stream.record_event()
+
+    def _arrive(self, item: tuple[list[list[Part]], Any]) -> list[list[Part]]:
+        shards, event = item
+        wait_for(event, shards, self._device)
+        return shards
+
+    def slot(self, step: int, num_steps: int) -> "HostSlot":
+        """A slot that holds whole batches."""
+        return HostSlot(self, self.parts(step), num_steps)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+
+
+class HostSlot:
+    """Batches at a fixed address, copied from the feed before each launch."""
+
+    def __init__(self, feed: HostFeed, example: list[list[Part]], num_steps: int) -> None:
+        """Room for `num_steps` steps shaped like `example`."""
+        self._feed = feed
+        self._steps = [map_tensors(example, torch.empty_like) for _ in range(num_steps)]
+
+    def fill(self, step: int) -> None:
+        """Copy the parts of the launch's steps."""
+        for offset, target in enumerate(self._steps):
+            copy_batch(target, self._feed.parts(step + offset))
+
+    def parts(self, offset: int) -> list[list[Part]]:
+        """The parts of a step."""
+        return self._steps[offset]
+
+
+def map_part(part: Part, function: Any) -> Part:
+    """Apply a function to every tensor of a part."""
+    return Part(map_tensors(part.batch, function), function(part.samples))
+
+
+def to_device_part(part: Part, device: torch.device) -> Part:
+    """A part on a device, without waiting."""
+    return Part(to_device(part.batch, device), part.samples.to(device, non_blocking=True))
+
+
+class RowFeed:
+    """Rows of tensors in host memory, gathered and copied to the device in chunks of many steps, ahead of them."""
+
+    def __init__(
+        self, source: Source, order: Indices, plan: BatchPlan, device: torch.device, num_ahead: int = 2
+    ) -> None:
+        """Keep `num_ahead` chunks of about `CHUNK_BYTES` ready."""
+        self._source = source
+        self._plan = plan
+        self._device = device
+        self._window = Window(order, torch.device("cpu"), WINDOW)
+        self._num_ahead = num_ahead
+        self._reader: Reader | None = None
+        self._chunk = Chunk(0, 0, None, torch.empty(0), None)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        per_step = max(1, nbytes(source) // len(source) * plan.batch_size)
+        self._chunk_steps = min(64, max(1, CHUNK_BYTES // per_step))
+
+    def parts(self, step: int) -> list[list[Part]]:
+        """The parts of a step, each copied into tensors of its own."""
+        ((batch, samples),) = self.rows(step, 1)
+        return cut_rows(self._plan, batch, samples)
+
+    def rows(self, step: int, num_steps: int) -> Iterator[tuple[Batch, Tensor]]:
+        """The rows of equal steps and their sample indices, as views into the chunks that hold them."""
+        size, stop = self._plan.size(step), step + num_steps
+        while step < stop:
+            chunk = self._holding(step)
+            end = min(stop, chunk.stop)
+            rows = slice((step - chunk.first) * size, (end - chunk.first) * size)
+            yield map_tensors(chunk.batch, lambda tensor: tensor[rows]), chunk.samples[rows]  # noqa: B023
+            step = end
+
+    def _holding(self, step: int) -> "Chunk":
+        """The chunk that holds a step; reading starts afresh when it is not in the next one."""
+        if self._chunk.first <= step < self._chunk.stop:
+            return self._chunk
+        if self._reader is None or step != self._chunk.stop:
+            self.close()
+            self._reader = Reader(self._read_from(step), self._num_ahead)
+        try:
+            self._chunk = self._arrive(self._reader.get())
+        except BaseException:
+            self.close()  # nothing more comes after an error: the next call reads afresh
+            raise
+        return self._chunk
+
+    def _read_from(self, step: int) -> Iterator["Chunk"]:
+        while True:
+            stop = self._end_of_chunk(step)
+            samples = self._window.read(self._plan.place(step), (stop - step) * self._plan.size(step)).clone()
+            yield self._send(Chunk(step, stop, self._source.fetch(samples), samples, None))
+            step = stop
+
+    def _end_of_chunk(self, step: int) -> int:
+        """Steps of one batch size within one epoch."""
+        if self._plan.size(step) != self._plan.batch_size:
+            return step + 1
+        per_epoch = self._plan.steps_per_epoch
+        start = step - step % per_epoch
+        full = per_epoch - (self._plan.size(start + per_epoch - 1) != self._plan.batch_size)
+        return min(step + self._chunk_steps, start + full)
+
+    def _send(self, chunk: "Chunk") -> "Chunk":
+        """Copy to the device on a stream of its own, so that it overlaps with the running steps."""
+        if self._stream is None:
+            return chunk._replace(batch=to_device(chunk.batch, self._device), samples=chunk.samples.to(self._device))
+        with torch.cuda.stream(self._stream):
+            batch = map_tensors(chunk.batch, self._pinned_copy)
+            return Chunk(chunk.first, chunk.stop, batch, self._pinned_copy(chunk.samples), self._stream.record_event())
+
+    def _pinned_copy(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def _arrive(self, chunk: "Chunk") -> "Chunk":
+        wait_for(chunk.event, (chunk.batch, chunk.samples), self._device)
+        return chunk
+
+    def slot(self, step: int, num_steps: int) -> "RowSlot":
+        """A slot that holds the rows of whole launches."""
+        return RowSlot(self, self._plan, step, num_steps)
+
+    def close(self) -> None:
+        """Stop the thread and forget the chunk."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+        self._chunk = Chunk(0, 0, None, torch.empty(0), None)
+
+
+class Chunk(NamedTuple):
+    """The rows of steps `first` to `stop`, on the device once `event` has passed."""
+
+    first: int
+    stop: int
+    batch: Batch
+    samples: Tensor
+    event: Any
+
+
+class RowSlot:
+    """The rows of a launch at a fixed address; each part is copied out of them inside the captured launch."""
+
+    def __init__(self, feed: RowFeed, plan: BatchPlan, step: int, num_steps: int) -> None:
+        """Room for `num_steps` steps like `step`."""
+        self._feed = feed
+        self._plan = plan
+        self._size = plan.size(step)
+        self._num_steps = num_steps
+        count = num_steps * self._size
+        ((batch, samples),) = feed.rows(step, 1)
+        self._batch = map_tensors(batch, lambda tensor: tensor.new_empty(count, *tensor.shape[1:]))
+        self._samples = samples.new_empty(count)
+
+    def fill(self, step: int) -> None:
+        """Copy the rows of the launch's steps."""
+        start = 0
+        for batch, samples in self._feed.rows(step, self._num_steps):
+            rows = slice(start, start + len(samples))
+            copy_batch(self._rows(rows), (batch, samples))
+            start = rows.stop
+
+    def _rows(self, rows: slice) -> tuple[Batch, Tensor]:
+        return map_tensors(self._batch, lambda tensor: tensor[rows]), self._samples[rows]
+
+    def parts(self, offset: int) -> list[list[Part]]:
+        """Copy the parts of a step into tensors of their own."""
+        return cut_rows(self._plan, *self._rows(slice(offset * self._size, (offset + 1) * self._size)))
+
+
+def cut_rows(plan: BatchPlan, batch: Batch, samples: Tensor) -> list[list[Part]]:
+    """The parts of a batch of rows, each copied into tensors of its own."""
+    return [
+        [
+            Part(map_tensors(batch, lambda tensor: tensor[start:stop].clone()), samples[start:stop])  # noqa: B023
+            for start, stop in shard
+        ]
+        for shard in plan.parts(len(samples))
+    ]
+
+
+def wait_for(event: Any, batch: Batch, device: torch.device) -> None:
+    """Let the running stream wait for tensors that another stream copies, and keep their memory until it is done."""
+    if event is None:
+        return
+    running = torch.cuda.current_stream(device)
+    running.wait_event(event)
+    for tensor in tensors_of(batch):
+        tensor.record_stream(running)
