@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers import QUIET, sha, train
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import isoscale
 from isoscale.errors import Stopped
 from isoscale.science.images import Digits
+from tests.helpers import QUIET, sha, train
 
 generator = torch.Generator().manual_seed(0)
 X = torch.randn(256, 4, generator=generator)

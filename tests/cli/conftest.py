@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.helpers import train
 
 from isoscale.cli.main import run
+from tests.helpers import train
 
 
 @dataclass

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.helpers import command
 
 from isoscale.engine.checkpoint import read
+from tests.helpers import command
 
 LONG = ("train", "train.epochs=5000", "observe.tensorboard=0", "--run", "a")
 

@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from tests.helpers import cli
 
 QUICK = ("train.epochs=1", "train.limit_train_batches=2", "observe.tensorboard=0")

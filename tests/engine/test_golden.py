@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
 from tests.helpers import train
 
 GOLDEN = Path(__file__).with_name("golden_digits_float64.json")

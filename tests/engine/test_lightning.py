@@ -20,8 +20,6 @@ from lightning.pytorch.demos import boring_classes as boring
 from lightning.pytorch.demos.lstm import LightningLSTM
 from lightning.pytorch.demos.transformer import LightningTransformer
 from safetensors.torch import load_file
-from tests.engine import lightning_modules as modules
-from tests.engine.lightning_modules import Classifier, Points, points
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -34,6 +32,8 @@ from torch.utils.data import (
 
 import isoscale
 from isoscale.errors import Stopped, UserError
+from tests.engine import lightning_modules as modules
+from tests.engine.lightning_modules import Classifier, Points, points
 
 
 def fit(module: Any, data: Any, run: Path, epochs: int | None = 3, **overrides: Any) -> isoscale.Run:

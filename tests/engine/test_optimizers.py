@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import QUIET
 from torch import Tensor, nn
 
 import isoscale
@@ -14,6 +13,7 @@ from isoscale.engine import accelerator
 from isoscale.engine.checkpoint import Checkpoints, read
 from isoscale.engine.optimizers import FUSED, OptimizerState, choose_path, make_optimizers, optimizer_class, set_lr
 from isoscale.errors import UserError
+from tests.helpers import QUIET
 
 NAMES = sorted(
     name.lower()

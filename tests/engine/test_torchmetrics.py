@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from tests.engine.lightning_modules import CLASSES, FEATURES, points
 from torch import nn
 from torchmetrics import classification, regression
 
 import isoscale
 from isoscale.engine.metrics import MetricStates, adds_up, compute, reset, update
+from tests.engine.lightning_modules import CLASSES, FEATURES, points
 
 
 def multiclass(cls: Any, **options: Any) -> Any:

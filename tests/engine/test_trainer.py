@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.helpers import sha, timeless
 from torch import Tensor, nn
 from torch.nn import functional
 
 import isoscale
 from isoscale.engine.checkpoint import Checkpoints, read, read_weights
 from isoscale.errors import UserError
+from tests.helpers import sha, timeless
 
 FEATURES = 4
 BASE: dict[str, Any] = {

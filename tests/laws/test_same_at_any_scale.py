@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.helpers import sha, timeless, train
 
 SHORT = {"train__epochs": 3, "observe__every": 7}

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.helpers import QUIET, cli, command, sha, timeless, train
 
 EVERYTHING = {

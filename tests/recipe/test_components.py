@@ -1,5 +1,4 @@
 import pytest
-from tests.recipe import things
 
 from isoscale.engine.config import Optimizer
 from isoscale.errors import UserError
@@ -9,6 +8,7 @@ from isoscale.recipe.load import load_recipe
 from isoscale.recipe.names import SHORT_NAMES
 from isoscale.recipe.optimizers import check_optimizer
 from isoscale.recipe.problems import RecipeError
+from tests.recipe import things
 
 THINGS = "tests.recipe.things"
 
