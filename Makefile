@@ -14,8 +14,9 @@ pytest := $(python) -m pytest -n $(WORKERS) --dist worksteal
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-train: .venv/installed  ## Install and train the default recipe (ARGS="train.epochs=3" changes it)
+train: .venv/installed  ## Install, train and test the default recipe (ARGS="train.epochs=3" changes it)
 	@.venv/bin/isoscale train $(ARGS)
+	@.venv/bin/isoscale test
 
 test: lint types  ## Install the tools, check style and types, run all tests with coverage
 	@$(pytest) --cov --cov-report=term
