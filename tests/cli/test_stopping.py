@@ -107,6 +107,8 @@ def test_before_the_training_has_begun_one_request_is_enough_and_leaves_nothing(
         command("train", "task.model.class=slow.Slow", "~task.model.widths", "~task.model.activation",
                 "~task.model.dropout", "--run", "a"),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+        # a shell lets what it starts in the background ignore Ctrl-C, and that is inherited
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "building\n"
     process.send_signal(signal.SIGINT)

@@ -19,6 +19,7 @@ from isoscale.data.host_feed import HostFeed, RowFeed
 from isoscale.data.order import Order
 from isoscale.data.residency import SHARE_OF_MEMORY, choose, make_feed
 from isoscale.data.sources import DatasetSource, Source, Subset, TensorSource
+from isoscale.errors import UserError
 
 CPU = torch.device("cpu")
 FEEDS = pytest.mark.parametrize("kind", [DeviceFeed, HostFeed, RowFeed])
@@ -336,6 +337,8 @@ def test_auto_keeps_on_the_device_what_fits_a_share_of_its_memory():
 
 def test_auto_leaves_a_dataset_of_single_samples_on_the_host():
     dataset = DatasetSource(Cubes(3))
+    with pytest.raises(UserError, match=r"data\.residency=host"):
+        choose(dataset, "device", 2**40)
     assert choose(dataset, "auto", 2**40) == "host"
     assert choose(Subset(dataset, torch.arange(2)), "auto", 2**40) == "host"
 

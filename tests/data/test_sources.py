@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
@@ -254,6 +254,7 @@ def test_numbers_and_fractions_mix():
 def test_fractions_that_sum_to_one_use_every_sample_once_whatever_the_rounding(length, one, other):
     low, high = sorted((one, other))
     parts = {"train": low / 100, "val": (high - low) / 100, "test": (100 - high) / 100}
+    assume(all(part == 0 or part * length >= 1 for part in parts.values()))
     found = roles(split_source(rows(length), parts))
     assert sorted(index for indices in found.values() for index in indices) == list(range(length))
     for role, part in parts.items():
@@ -359,3 +360,9 @@ def test_a_file_with_words_is_refused(tmp_path):
     np.savez(tmp_path / "data.npz", input=np.arange(2), name=np.array(["a", "b"]))
     with pytest.raises(UserError, match="arrays of numbers"):
         Arrays(str(tmp_path / "data.npz"))
+
+
+def test_a_part_of_a_split_that_would_have_no_sample_is_refused():
+    with pytest.raises(UserError, match=r"split\.val is 0\.001, which is no sample of 10"):
+        split_source(TensorSource({"x": torch.arange(10)}), {"train": 0.9, "val": 0.001})
+    assert split_source(TensorSource({"x": torch.arange(10)}), {"train": 0.9, "val": 0}).val is None

@@ -170,6 +170,8 @@ def _counts(length: int, parts: Mapping[str, float | int]) -> dict[str, int]:
         else:
             before, fraction = fraction, fraction + part
             edges[role] = round(fraction * length) - round(before * length)
+        if part > 0 and edges[role] == 0:
+            raise UserError(f"split.{role} is {part}, which is no sample of {length}; make it larger, or 0 for none")
         taken += edges[role]
     if taken > length:
         raise UserError(f"split asks for {taken} samples ({dict(parts)}), but there are {length}")
