@@ -105,7 +105,8 @@ class Mortal(Classifier):
             os.kill(os.getpid(), int(os.environ["SIGNAL"]))
         return super().training_step(batch, batch_idx)
     def validation_step(self, batch, batch_idx):
-        if os.environ.get("KILL_AT") == "evaluation" and type(self).calls > 30 and not Path("killed").exists():
+        wanted = {"evaluation": 30, "last evaluation": 91}.get(os.environ.get("KILL_AT"), 1000)
+        if type(self).calls > wanted and not Path("killed").exists():
             Path("killed").touch()
             os.kill(os.getpid(), int(os.environ["SIGNAL"]))
         return super().validation_step(batch, batch_idx)
@@ -121,7 +122,7 @@ SHORT = [
 def test_a_signal_inside_a_given_step_or_an_evaluation_leaves_no_trace(number: int, tmp_path: Path) -> None:
     (tmp_path / "mortal.py").write_text(TASK)
     assert cli("train", "--run", "whole", *SHORT, cwd=tmp_path).returncode == 0
-    for moment in ("1", "7", "13", "23", "40", "evaluation"):
+    for moment in ("1", "7", "13", "23", "40", "evaluation", "last evaluation"):
         (tmp_path / "killed").unlink(missing_ok=True)
         first = cli("train", "--run", moment, *SHORT, cwd=tmp_path, KILL_AT=moment, SIGNAL=str(int(number)))
         assert first.returncode == (75 if number == signal.SIGTERM else -number), first.stderr

@@ -161,12 +161,15 @@ class Trainer:
                 self.journal.flush()
                 self._at_boundary(plan.due(progress.step))
         except Interrupted:
-            pass
+            self._stop_here()
         if self.stop() and progress.step < plan.num_steps and not progress.ended:
-            self._save()
-            raise Stopped(f"stopped by {self.stop.reason} at step {progress.step} of {plan.num_steps}")
+            self._stop_here()
         call_hook(task, "on_train_end")
         call_hook(task, "on_fit_end")
+
+    def _stop_here(self) -> None:
+        self._save()
+        raise Stopped(f"stopped by {self.stop.reason} at step {self.progress.step} of {self.plan.num_steps}")
 
     def _at_boundary(self, due: Due) -> None:
         """What is due after a step; each thing once, also when a run is continued here."""
