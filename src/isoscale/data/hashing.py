@@ -11,9 +11,9 @@ Word = TypeVar("Word", bound=Any)
 """A Python int, a numpy int64 array or a torch int64 tensor."""
 
 MASK = 0xFFFFFFFF
-_MULTIPLIER_1 = 0x7FEB352D
-_MULTIPLIER_2 = 0x846CA68B
-_GOLDEN = 0x9E3779B9
+MULTIPLIER_1 = 0x7FEB352D
+MULTIPLIER_2 = 0x846CA68B
+GOLDEN = 0x9E3779B9
 
 
 def derive_key(seed: int, *words: str | int) -> tuple[int, int]:
@@ -26,12 +26,12 @@ def derive_key(seed: int, *words: str | int) -> tuple[int, int]:
 def mix(word: Word) -> Word:
     """Scramble 32-bit words; a bijection in which every input bit moves about half of the output bits."""
     word = word ^ (word >> 16)
-    word = (word * _MULTIPLIER_1) & MASK
+    word = (word * MULTIPLIER_1) & MASK
     word = word ^ (word >> 15)
-    word = (word * _MULTIPLIER_2) & MASK
+    word = (word * MULTIPLIER_2) & MASK
     return word ^ (word >> 16)
 
 
 def fold(word: Word, value: Word) -> Word:
     """Absorb a non-negative integer of up to 62 bits into a 32-bit word."""
-    return mix(mix((word + _GOLDEN) & MASK ^ (value & MASK)) ^ (value >> 32))
+    return mix(mix((word + GOLDEN) & MASK ^ (value & MASK)) ^ (value >> 32))

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from isoscale.data.hashing import MASK, derive_key, fold
+from isoscale.data.hashing import GOLDEN, MASK, MULTIPLIER_1, MULTIPLIER_2, derive_key, fold
 
-_GOLDEN = 0x9E3779B9
 _NUM_BITS = {torch.float16: 11, torch.bfloat16: 8}
 """Digits that a dtype holds, where those are fewer than 24: more would be rounded up to 1."""
 
@@ -62,7 +61,7 @@ class StepRandom:
         self.used = True
         high, low = (self._sample_words(key) for key in _keys(self.seed, purpose))
         count = math.prod(shape)
-        element = torch.arange(count, device=self.samples.device) * _GOLDEN
+        element = torch.arange(count, device=self.samples.device) * GOLDEN
         word = ((element + high[:, None]) & MASK) ^ low[:, None]
         return _finish(word).view(len(self.samples), *shape)
 
@@ -85,9 +84,9 @@ class StepRandom:
 def _finish(word: Tensor) -> Tensor:
     """The hash's mix, in place: this runs over as many elements as an activation has."""
     word ^= word >> 16
-    word.mul_(0x7FEB352D).bitwise_and_(MASK)
+    word.mul_(MULTIPLIER_1).bitwise_and_(MASK)
     word ^= word >> 15
-    word.mul_(0x846CA68B).bitwise_and_(MASK)
+    word.mul_(MULTIPLIER_2).bitwise_and_(MASK)
     word ^= word >> 16
     return word
 

@@ -17,14 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isoscale.data.hashing import MASK, derive_key, fold
+from isoscale.data.hashing import MASK, MULTIPLIER_1, MULTIPLIER_2, derive_key, fold
 
 NUM_ROUNDS = 6
 NUM_ROUNDS_SMALL = 24  # on a grid of a few cells six rounds prefer some permutations
 SMALL = 64
 OUT_OF_PASSES = -1
-_MULTIPLIER_1 = 0x7FEB352D
-_MULTIPLIER_2 = 0x846CA68B
 _CHUNK = 1 << 14  # positions that numpy turns at a time: small enough for the processor's cache
 MAX_SAMPLES = 1 << 46
 
@@ -101,8 +99,8 @@ class Order:
 
 def _shift(half: Any, other: Any, key: Any, modulus: int) -> Any:
     """Add a keyed hash of the other half, modulo `modulus`, without a division."""
-    word = ((other ^ key) * _MULTIPLIER_1) & MASK
-    word = ((word ^ (word >> 15)) * _MULTIPLIER_2) & MASK
+    word = ((other ^ key) * MULTIPLIER_1) & MASK
+    word = ((word ^ (word >> 15)) * MULTIPLIER_2) & MASK
     moved = half + ((word * modulus) >> 32)
     return moved - modulus * (moved >= modulus)
 

@@ -13,6 +13,7 @@ from isoscale.data.keyed import StepRandom
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine import lightning
 from isoscale.engine.accelerator import Accelerator
+from isoscale.engine.config import Optimizer, Schedule
 from isoscale.engine.ema import Average
 from isoscale.engine.metrics import MetricStates
 from isoscale.engine.optimizers import OptimizerState, make_optimizers
@@ -106,6 +107,8 @@ def _assemble(
         place(task, found, precision, settings.parallel.reduce == "tree", say)
     configured = _configured(task, view)
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in task.named_parameters()}
+    if configured and (settings.optimizer != Optimizer() or settings.schedule != Schedule()):
+        say("the task configures its own optimizer: the recipe's optimizer and schedule are not used")
     optimizers = configured.optimizers if configured else _optimizers(task, settings, decided)
     view.optimizers = optimizers
     average = Average(task, settings.train.ema) if settings.train.ema is not None else None

@@ -14,8 +14,11 @@ from isoscale.engine.accelerator import Accelerator
 from isoscale.errors import UserError
 
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
-UNFIT = ("LBFGS", "SparseAdam")
-"""They evaluate the loss several times in one step, or take sparse gradients only."""
+UNFIT = {
+    "lbfgs": "LBFGS evaluates the loss several times in one step (a closure), which a captured step cannot do",
+    "sparseadam": "SparseAdam takes sparse gradients only; adam is the one for dense gradients",
+}
+"""Optimizers of torch that cannot train here, and why."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,16 @@ class OptimizerPath:
     tensor_lr: bool
 
 
+def optimizer_classes() -> dict[str, type[Optimizer]]:
+    """The optimizers of torch that train in steps, by lower-case name."""
+    classes = [value for value in vars(torch.optim).values() if inspect.isclass(value) and issubclass(value, Optimizer)]
+    found = {cls.__name__.lower(): cls for cls in classes if cls is not Optimizer}
+    return {name: cls for name, cls in found.items() if name not in UNFIT}
+
+
 def optimizer_class(name: str) -> type[Optimizer]:
     """The class of torch.optim with this name, whatever its case."""
-    classes = [value for value in vars(torch.optim).values() if inspect.isclass(value) and issubclass(value, Optimizer)]
-    found = {cls.__name__.lower(): cls for cls in classes if cls is not Optimizer and cls.__name__ not in UNFIT}
+    found = optimizer_classes()
     if name.lower() not in found:
         raise UserError(f"torch has no optimizer {name!r} that trains in steps; it has {', '.join(sorted(found))}")
     return found[name.lower()]

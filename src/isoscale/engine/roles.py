@@ -53,6 +53,13 @@ class RoleMaker:
         roles = all(hasattr(data, role) for role in ("train", "val", "test"))
         self._sources = None if self._loaded else data if roles else Sources(train=data)
 
+    @property
+    def unused(self) -> list[str]:
+        """Keys of the data section that say something, where loaders say it themselves."""
+        section, plain = self._settings.data, Data()
+        keys = ("batch_size", "shuffle", "drop_last") if self._loaded is not None else ()
+        return [f"data.{key}" for key in keys if getattr(section, key) != getattr(plain, key)]
+
     def train(self, num_micro: int, num_shards: int) -> Role:
         """The training data, in the order of the recipe."""
         wanted = self._wanted("train")

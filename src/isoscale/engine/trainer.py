@@ -88,6 +88,8 @@ class Trainer:
         reducer = make_reducer(settings.parallel.reduce, settings.parallel.shards)
         place(task, found, precision, settings.parallel.reduce == "tree", self.observers.note)
         roles = RoleMaker(data, settings, found)
+        if roles.unused:
+            self.observers.note(f"the loaders decide about batches: {', '.join(roles.unused)} is not used", "warning")
         self.train = roles.train(settings.train.accumulate, reducer.num_shards)
         self.val = roles.evaluation("val", settings.train.limit_val_batches)
         self.plan = self._planner(self.train)
