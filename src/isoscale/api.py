@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from isoscale.data.sources import ROLES, Sources, as_source
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.assembly import place
-from isoscale.engine.evaluate import evaluate
+from isoscale.engine.evaluate import evaluate, show_results
 from isoscale.engine.evaluate import predict as predict_all
 from isoscale.engine.loaders import is_data_module
 from isoscale.engine.precision import Precision, resolve
@@ -22,6 +22,7 @@ from isoscale.engine.settings import Settings
 from isoscale.engine.stage import Stage
 from isoscale.engine.step import Forward
 from isoscale.errors import UserError
+from isoscale.observe.exhibits import Exhibit
 from isoscale.recipe.components import instantiate
 from isoscale.recipe.load import LoadedRecipe, load_recipe
 from isoscale.run import Run
@@ -125,6 +126,16 @@ def predict(
         part = application.role(role)
         found = predict_all(application.forward("predict"), part.feed, part.plan)
     return found if isinstance(found, dict) else {"prediction": found}
+
+
+def exhibits(
+    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "val", device: str = "auto"
+) -> dict[str, Exhibit]:
+    """What a run's task shows of a part of its data, by name: figures and pictures. Empty where it shows nothing."""
+    application = _Application(_as_run(run), checkpoint, data, role, device)
+    with application.precision.applied():
+        part = application.role(role)
+        return show_results(application.forward("predict"), part)
 
 
 def _in_role(data: Any, name: str) -> Any:

@@ -5,13 +5,17 @@ from typing import Any
 
 import torch
 
+from isoscale.data import keyed
 from isoscale.data.batches import BatchPlan
 from isoscale.data.feed import Feed
 from isoscale.engine.lightning import is_lightning_module, remember
 from isoscale.engine.metrics import keep
 from isoscale.engine.pairs import Pair
 from isoscale.engine.recorder import means
+from isoscale.engine.roles import Role
 from isoscale.engine.step import Forward, loss_terms
+from isoscale.engine.task import Task
+from isoscale.observe.exhibits import Exhibit
 
 
 class Interrupted(Exception):
@@ -19,6 +23,7 @@ class Interrupted(Exception):
 
 
 @torch.no_grad()
+@keyed.use(None)  # nothing is random in an evaluation: augmentation leaves its samples alone
 def evaluate(
     forward: Forward, feed: Feed, plan: BatchPlan, interrupted: Callable[[], bool] = lambda: False
 ) -> dict[str, float]:
@@ -84,6 +89,7 @@ def _record_loss(forward: Forward, output: Any, count: int) -> set[str]:
 
 
 @torch.no_grad()
+@keyed.use(None)
 def predict(forward: Forward, feed: Feed, plan: BatchPlan) -> Any:
     """The predictions of every sample, in the order of the source, on the host."""
     forward.stage.enter()
@@ -96,6 +102,15 @@ def predict(forward: Forward, feed: Feed, plan: BatchPlan) -> Any:
     call_hook(forward.task, "on_predict_end")
     forward.stage.leave()
     return _joined(outputs)
+
+
+def show_results(forward: Forward, role: Role) -> dict[str, Exhibit]:
+    """What the task shows of its predictions; nothing where it has nothing to show, at no cost."""
+    show = getattr(forward.task, "show_results", None)
+    if show is None or getattr(show, "__func__", None) is Task.show_results:
+        return {}
+    outputs = predict(forward, role.feed, role.plan)
+    return dict(show(role.source, outputs if isinstance(outputs, dict) else {"prediction": outputs}))
 
 
 def _to_host(output: Any) -> Any:

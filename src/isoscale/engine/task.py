@@ -7,9 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from isoscale.data.batches import Batch
+from isoscale.data.sources import Source
 from isoscale.engine.losses import find_loss, find_metric
 from isoscale.engine.metrics import is_metric, update
 from isoscale.engine.pairs import Pair
+from isoscale.observe.exhibits import Exhibit
 
 __all__ = ["Pair", "Supervised", "Task"]
 
@@ -35,6 +37,17 @@ class Task(nn.Module):
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
         """What `isoscale predict` writes: a tensor or a dict of tensors, one row a sample."""
         return self(batch)
+
+    def show_inputs(self, batch: Batch) -> dict[str, Exhibit]:
+        """What to look at of some training samples, as the network sees them: pictures by name, say."""
+        return {}
+
+    def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Exhibit]:
+        """What to look at after an evaluation, by name.
+
+        `outputs` is what `predict_step` returned for every sample of `source`, in its order, on the host.
+        """
+        return {}
 
     def configure_optimizers(self) -> Any:
         """An optimizer of the task's own; None takes the recipe's."""

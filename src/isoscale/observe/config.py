@@ -1,6 +1,6 @@
 """The recipe section that says what people see of a run."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,8 +12,11 @@ class Observe(Config):
 
     every: Annotated[int, Field(ge=1)] = 50
     """Steps between two log lines. The device is read once for each, never in between."""
-    tensorboard: Literal[0, 1] = 1
-    """0: nothing. 1: scalars for TensorBoard in the run's `tensorboard` folder."""
+    tensorboard: Literal[0, 1, 2] = 1
+    """What the run's `tensorboard` folder gets. 0: nothing. 1: scalars. 2: also pictures, predictions, figures,
+    histograms of parameters and gradients, the model's graph and the settings; each evaluation then takes longer."""
+    loggers: list[Any] = []
+    """Further loggers: mlflow, wandb, comet, neptune or a class path, alone or as {class, arguments}."""
     level: Literal["debug", "info", "warning", "error"] = "info"
     """How much the console says."""
     format: Literal["text", "json"] = "text"

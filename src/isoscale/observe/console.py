@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Literal, TextIO
 
-from isoscale.observe.events import Ended, EpochEnded, Event, Logged, Note, Observer, Started
+from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Note, Observer, Started
 from isoscale.observe.progress import Progress
 from isoscale.observe.terminal import TerminalDisplay
 from isoscale.observe.text import end_lines, epoch_line, heading, note_line, start_lines
@@ -108,7 +108,7 @@ class JsonDisplay:
     def notify(self, event: Event) -> None:
         """Print the event with the time it happened."""
         if not self._quiet or isinstance(event, Note | Ended):
-            fields = {"event": _snake_case(type(event).__name__), "time": round(time.time(), 3), **vars(event)}
+            fields = {"event": _snake_case(type(event).__name__), "time": round(time.time(), 3), **_fields(event)}
             print(_json(fields), file=self._stream, flush=True)
 
     def close(self) -> None:
@@ -123,6 +123,15 @@ def _display(format: str, stream: TextIO, quiet: bool) -> Observer:
         return JsonDisplay(stream, quiet)
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
     return TerminalDisplay(stream) if is_terminal and not quiet else PlainDisplay(stream, quiet)
+
+
+def _fields(event: Event) -> dict[str, object]:
+    if isinstance(event, Exhibited):
+        return {"step": event.step, "epoch": event.epoch, "exhibits": list(event.exhibits)}
+    fields = dict(vars(event))
+    if isinstance(event, Started):
+        fields["layers"] = [vars(layer) for layer in event.layers]
+    return fields
 
 
 def _snake_case(name: str) -> str:

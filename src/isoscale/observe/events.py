@@ -1,7 +1,27 @@
 """What a run tells the people who look at it: one small dataclass for each thing that happens."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+from isoscale.observe.exhibits import Exhibit
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One row of the table of a model's layers."""
+
+    name: str
+    kind: str
+    """Its class."""
+    depth: int
+    """0 for the model itself, 1 for its children, and so on."""
+    num_parameters: int
+    """With all layers below it."""
+    num_trainable: int
+    num_bytes: int
+    shape: tuple[int, ...] | None = None
+    """Of its output for one batch, where that is a tensor and a batch was seen."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +37,10 @@ class Started:
     num_steps: int
     """Steps in total."""
     steps_per_epoch: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The resolved recipe by key: `optimizer.lr` and so on."""
+    layers: tuple[Layer, ...] = ()
+    """The model and what it is made of, from the outside in."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +67,16 @@ class EpochEnded:
 
 
 @dataclass(frozen=True)
+class Exhibited:
+    """There is something to look at: pictures, curves, distributions."""
+
+    step: int
+    epoch: int
+    exhibits: Mapping[str, Exhibit]
+    """By name, with the stage before it where there is one: `val/confusion`, `parameters/layers.0.weight`."""
+
+
+@dataclass(frozen=True)
 class Note:
     """One line that the user should know."""
 
@@ -60,9 +94,11 @@ class Ended:
     """The end summary: label and text (best metric, rate, peak memory)."""
     commands: list[tuple[str, str]] = field(default_factory=list)
     """What to type next: purpose and command."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """The metrics of the last evaluation, and the best value of the monitored one as `best/NAME`."""
 
 
-Event = Started | Logged | EpochEnded | Note | Ended
+Event = Started | Logged | EpochEnded | Exhibited | Note | Ended
 
 
 class Observer(Protocol):

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from isoscale.observe.events import Ended, EpochEnded, Event, Logged, Note, Started
+from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Note, Started
 from isoscale.observe.files import failures_in_words
 from isoscale.observe.text import end_lines, epoch_line, logged_line, note_line, start_lines
 
@@ -41,5 +41,7 @@ class TextLog:
                 return note_line(event).split("\n")
             case Started():
                 return start_lines(event)
+            case Exhibited():
+                return [f"to look at: {', '.join(event.exhibits)}"]
             case Ended():
                 return end_lines(event, self._started.directory if self._started else "")

@@ -1,0 +1,91 @@
+"""What a task can show besides numbers: pictures, matrices, curves. Plain arrays, drawn by the observers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """A grid of small pictures."""
+
+    pixels: NDArray[np.uint8]
+    """(pictures, height, width, 3)."""
+    captions: list[str] = field(default_factory=list)
+    """One short text a picture, such as `cat 93 %`; may be empty."""
+    right: list[bool] = field(default_factory=list)
+    """Whether each picture's prediction is right, which decides the colour of its frame; may be empty."""
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Counts of samples by row and column, such as a confusion matrix."""
+
+    counts: NDArray[np.int64]
+    """(rows, columns)."""
+    labels: list[str]
+    """Of the rows, and in the same order of the columns."""
+    rows: str = "true class"
+    columns: str = "predicted class"
+
+
+@dataclass(frozen=True, eq=False)
+class Detection:
+    """How well a score tells the samples of one class from the rest, at every threshold."""
+
+    thresholds: NDArray[np.float64]
+    """The distinct scores, falling: a sample counts as found where its score is at least the threshold."""
+    true_positives: NDArray[np.int64]
+    false_positives: NDArray[np.int64]
+    num_positives: int
+    num_negatives: int
+
+    @property
+    def precision(self) -> NDArray[np.float64]:
+        """Share of the found samples that belong to the class, at each threshold."""
+        found = self.true_positives + self.false_positives
+        return self.true_positives / np.maximum(found, 1)
+
+    @property
+    def recall(self) -> NDArray[np.float64]:
+        """Share of the class that is found, at each threshold; 1 everywhere for a class that never occurs."""
+        if self.num_positives == 0:
+            return np.ones(len(self.thresholds))
+        return self.true_positives / self.num_positives
+
+    @property
+    def average_precision(self) -> float:
+        """The area under the curve as a sum of steps; 0 for a class that never occurs."""
+        if self.num_positives == 0:
+            return 0.0
+        steps = np.diff(self.recall, prepend=0.0)
+        return float(np.sum(steps * self.precision))
+
+
+@dataclass(frozen=True, eq=False)
+class PrecisionRecall:
+    """Precision against recall, one curve a class."""
+
+    classes: Mapping[str, Detection]
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """How values are distributed: `counts[i]` of them lie between `edges[i]` and `edges[i + 1]`."""
+
+    counts: NDArray[np.float64]
+    edges: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A network on the CPU with an input that it takes, from which its graph can be drawn."""
+
+    module: Any
+    example: Any
+
+
+Exhibit = Pictures | Matrix | PrecisionRecall | Histogram | Network
