@@ -29,17 +29,25 @@ from isoscale.run import Run
 from isoscale.session import Given, open_session
 
 
-def train(recipe: str | Path | dict[str, Any] | None = None, run: str | Path | None = None, **overrides: Any) -> Run:
+def train(
+    recipe: str | Path | dict[str, Any] | None = None,
+    run: str | Path | None = None,
+    *,
+    profile: bool = False,
+    **overrides: Any,
+) -> Run:
     """Train a recipe: a preset's name, a file or a dict, with overrides such as `**{"train.epochs": 3}`.
 
-    With `run`, the run in that directory is continued if there is one.
+    With `run`, the run in that directory is continued if there is one. With `profile`, it is shown where time went.
     """
-    session = open_session(recipe, overrides, run).train()
+    session = open_session(recipe, overrides, run, profile=profile).train()
     assert session.directory is not None
     return Run(session.directory.path)
 
 
-def develop(recipe: str | Path | dict[str, Any] | None, overrides: Any, num_batches: int) -> dict[str, float]:
+def develop(
+    recipe: str | Path | dict[str, Any] | None, overrides: Any, num_batches: int, profile: bool = False
+) -> dict[str, float]:
     """A few batches of everything (training, validation, test), nothing saved: does it run at all?"""
     few = {f"train.limit_{role}_batches": num_batches for role in ("train", "val", "test")}
     given = (
@@ -48,7 +56,7 @@ def develop(recipe: str | Path | dict[str, Any] | None, overrides: Any, num_batc
         else [f"{key}={value}" for key, value in overrides.items()]
     )
     limits = [f"{key}={value}" for key, value in {**few, "train.epochs": 1, "observe.every": 1}.items()]
-    session = open_session(recipe, given + limits, None, save=False).train()
+    session = open_session(recipe, given + limits, None, save=False, profile=profile).train()
     return {**session.engine.progress.values, **session.tested}
 
 

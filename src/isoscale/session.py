@@ -1,10 +1,11 @@
 """One start of a training: find or make the run, build what the recipe says, train, and write down how it went."""
 
+import gc
 import shutil
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatch
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,30 @@ import torch
 from torch import nn
 
 from isoscale.data.hashing import derive_key
-from isoscale.engine.checkpoint import State, read_weights
+from isoscale.engine.checkpoint import State
 from isoscale.engine.evaluate import evaluate
+from isoscale.engine.profile import Profile
 from isoscale.engine.roles import RoleMaker, fingerprint
 from isoscale.engine.run_directory import RunDirectory, command_line, provenance
 from isoscale.engine.settings import Decisions, Settings
-from isoscale.engine.state import ModuleState, copy_weights
 from isoscale.engine.trainer import Trainer as Engine
 from isoscale.errors import Stopped, UserError
 from isoscale.observe.console import Console
-from isoscale.observe.events import Ended, Started
+from isoscale.observe.events import Ended, Observer, Started
+from isoscale.observe.loggers.background import Background
 from isoscale.observe.metric_log import MetricLog
 from isoscale.observe.observers import Observers
+from isoscale.observe.profile import profile_lines
 from isoscale.observe.tensorboard import TensorBoard
 from isoscale.observe.text_log import TextLog
 from isoscale.recipe.compare import describe, differences, harmful
 from isoscale.recipe.components import data_spec, instantiate, task_spec
-from isoscale.recipe.load import LoadedRecipe, load_recipe
+from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved
+from isoscale.recipe.loggers import build_loggers, send_command
 from isoscale.recipe.schema import InitFrom, Recipe
+from isoscale.recipe.tree import flat
 from isoscale.summary import continue_command, end_rows, next_commands, start_rows
+from isoscale.weights import start_from
 
 SOURCE_TYPES = str | Path | dict[str, Any] | None
 
@@ -54,6 +60,9 @@ class Session:
     given: Given | None = None
     tested: dict[str, float] = field(default_factory=dict)
     """Metrics on the test data, measured where nothing is saved."""
+    profile: bool = False
+    """Whether to measure where the time goes."""
+    _loggers: list[Background] = field(default_factory=list, init=False)
 
     @property
     def recipe(self) -> Recipe:
@@ -74,16 +83,21 @@ class Session:
         record = self.directory.read() if self.directory else {}
         decided = self._decided(record)
         threads, generator = torch.get_num_threads(), torch.get_rng_state()
+        loggers = build_loggers(self.recipe.observe.loggers) if self.directory else []  # or says what is missing
         if self.directory and not record:
             self.directory.create(self.loaded.to_yaml())
             self.directory.update(**provenance(command_line()), name=self.loaded.name, seed=self.recipe.seed)
         observers = Observers([Console(self.recipe.observe.level, self.recipe.observe.format)])
         try:
-            self._train(observers, record, decided)
+            self._train(observers, record, decided, loggers)
         finally:
             torch.set_num_threads(threads)
             torch.set_rng_state(generator)  # or else every network made after a training would start equal
-            observers.close()
+            with closing(observers):
+                for logger in self._loggers:
+                    logger.close()  # while the console can still say what was not sent
+            if decided.device == "cuda":
+                gc.collect()  # a captured graph that is freed later, in a process forked from this one, would abort it
         return self
 
     def _decided(self, record: dict[str, Any]) -> Decisions:
@@ -95,19 +109,20 @@ class Session:
         except (KeyError, TypeError) as error:
             raise UserError(f"{self.directory and self.directory.record} is damaged: decided: {error}") from None
 
-    def _train(self, observers: Observers, record: dict[str, Any], decided: Decisions) -> None:
+    def _train(
+        self, observers: Observers, record: dict[str, Any], decided: Decisions, loggers: Sequence[Observer]
+    ) -> None:
         if self.directory:
             observers.add(TextLog(self.directory.log))
         for note in self.notes:
             observers.note(note)
         state = self._saved_state(observers)
         metric_log = self._open_logs(observers, state)
-        self.engine = engine = Engine(self.settings, decided, observers, self.directory, metric_log)
+        self._open_loggers(observers, loggers)
+        self.engine = engine = Engine(self.settings, decided, observers, self.directory, metric_log, self.profile)
         try:
             task, data, transforms = self._build()
-            if state is None:
-                self._load_initial_weights(task)
-            engine.prepare(task, data, transforms)
+            engine.prepare(task, data, transforms, self._load_initial_weights if state is None else None)
             self._check_data(record)
             if state is not None:
                 engine.restore(state)
@@ -148,8 +163,19 @@ class Session:
         metric_log = MetricLog(self.directory.metrics, written)
         observers.add(metric_log)
         if self.recipe.observe.tensorboard:
-            observers.add(TensorBoard(self.directory.tensorboard, step + 1))
+            level = self.recipe.observe.tensorboard
+            observers.add(TensorBoard(self.directory.tensorboard, step + 1, level, observers.note))
         return metric_log
+
+    def _open_loggers(self, observers: Observers, loggers: Sequence[Observer]) -> None:
+        for logger, spec in zip(loggers, self.recipe.observe.loggers, strict=False):  # without a directory, no logger
+            assert self.directory is not None
+            self._loggers.append(Background(logger, observers.note, send_command(self.directory.path, spec)))
+            observers.add(self._loggers[-1])
+
+    def _logger_commands(self) -> list[tuple[str, str]]:
+        where = self.directory.path if self.directory else Path()
+        return [command for logger in self._loggers for command in logger.commands(where)]
 
     def _build(self) -> tuple[nn.Module, Any, Sequence[Any]]:
         """Task, data and transforms; the initial weights are a function of the seed."""
@@ -161,15 +187,9 @@ class Session:
 
     def _load_initial_weights(self, task: nn.Module) -> None:
         init = self.recipe.task.init_from
-        if init is None:
-            return
-        init = InitFrom(run=init) if isinstance(init, str) else init
-        own, _ = ModuleState(task).state()
-        weights = load_weights(init.run)
-        names = own.keys() | weights.keys()
-        excluded = {name for name in names if any(fnmatch(name, pattern) for pattern in init.exclude)}
-        not_kept = own.keys() - task.state_dict().keys() - weights.keys()  # a file of torch has no such buffers
-        copy_weights(task, weights, frozenset(excluded | not_kept))
+        if init is not None:
+            init = InitFrom(run=init) if isinstance(init, str) else init
+            start_from(init, task, self.engine.observers.note)
 
     def _check_data(self, record: dict[str, Any]) -> None:
         """The data of a continued run must be what it was."""
@@ -186,14 +206,18 @@ class Session:
         if continued and self.directory:
             self.directory.create(self.loaded.to_yaml())  # nothing refuses its changes any more
         self._record(status="running", decided=engine.decided.as_dict(), num_steps=engine.plan.num_steps,
+                     device=engine.parts.accelerator.description,
                      given=type(self.given.task).__qualname__ if self.given else None)  # fmt: skip
         name, where = self.loaded.name, str(self.directory.path) if self.directory else ""
         rows = start_rows(self)
         plan = engine.plan
+        layers = engine.look().layers
+        self._record(layers=[asdict(layer) for layer in layers])
         self._first_step, self._seconds_before = engine.progress.step, engine.progress.seconds
         if continued and engine.progress.step >= plan.num_steps:
             observers.note(f"this run is complete: all its {plan.num_steps:,} steps are done")
-        observers.notify(Started(name, where, rows, engine.progress.step, plan.num_steps, plan.batches.steps_per_epoch))
+        observers.notify(Started(name, where, rows, engine.progress.step, plan.num_steps,
+                                 plan.batches.steps_per_epoch, flat(self.loaded.values), layers))  # fmt: skip
 
     def _fail(self, observers: Observers, error: BaseException) -> None:
         """Write down what went wrong; after a second Ctrl-C, say how to go on."""
@@ -222,8 +246,22 @@ class Session:
             values["epoch"] = progress.step // engine.train.plan.steps_per_epoch
             values["best"] = {"name": best.monitor, "value": best.value, "step": best.step}
         self._record(**values)
+        if engine.profile is not None and engine.started:
+            self._report_profile(observers, engine.profile)
         if status != "failed":
-            observers.notify(Ended(status, progress.step, end_rows(self), next_commands(self, status)))
+            metrics = {**progress.values, **({f"best/{best.monitor}": best.value} if best and best.value else {})}
+            commands = [*next_commands(self, status), *self._logger_commands()]
+            observers.notify(Ended(status, progress.step, end_rows(self), commands, metrics))
+            return
+        for logger in self._loggers:  # the console and log.txt tell a failure in their own way
+            logger.notify(Ended(status, progress.step))
+
+    def _report_profile(self, observers: Observers, profile: Profile) -> None:
+        actions = profile.actions()
+        self._record(profile=[asdict(action) for action in actions])
+        trace = self.directory.trace if self.directory else None
+        written = [f"trace of some steps, for ui.perfetto.dev: {trace}"] if trace and trace.exists() else []
+        observers.note("\n".join(["where the time went", *profile_lines(actions), *written]))
 
     def _record(self, **values: Any) -> None:
         if self.directory is not None and self.directory.path.is_dir():
@@ -258,24 +296,27 @@ def _peak_memory(engine: Engine) -> int | None:
 
 
 def open_session(
-    source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None = None, save: bool = True
-) -> Session:
+    source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None = None, save: bool = True,
+    profile: bool = False,
+) -> Session:  # fmt: skip
     """Find the run that is meant, or plan a new one."""
     directory = RunDirectory(Path(run)) if run is not None else None
     check = given is None
     if directory is not None and directory.exists:
-        return _continued(source, overrides, directory, given)
+        return _continued(source, overrides, directory, given, profile)
     if directory is not None and directory.path.exists() and not directory.path.is_dir():
         raise UserError(f"{directory.path} is a file, and a run needs a directory; choose another one with --run DIR")
     if directory is not None and directory.path.exists() and any(directory.path.iterdir()):
         raise UserError(f"{directory.path} is not empty and holds no run; choose another directory with --run DIR")
     loaded = load_recipe(source, overrides, check_components=check)
     if not save:
-        return Session(loaded, None, given=given)
-    return Session(loaded, directory or RunDirectory.fresh(loaded.name), given=given)
+        return Session(loaded, None, given=given, profile=profile)
+    return Session(loaded, directory or RunDirectory.fresh(loaded.name), given=given, profile=profile)
 
 
-def _continued(source: SOURCE_TYPES, overrides: Any, directory: RunDirectory, given: Given | None) -> Session:
+def _continued(
+    source: SOURCE_TYPES, overrides: Any, directory: RunDirectory, given: Given | None, profile: bool
+) -> Session:
     """Continue a run, refusing changes that would make it another one."""
     made_in_python = directory.read().get("given")
     if made_in_python and given is None:
@@ -283,7 +324,7 @@ def _continued(source: SOURCE_TYPES, overrides: Any, directory: RunDirectory, gi
             f"the task of this run, {made_in_python}, was given in Python; go on there: "
             f"isoscale.Trainer(recipe, run={str(directory.path)!r}).fit(task, data)"
         )
-    stored = load_recipe(directory.recipe)
+    stored = load_resolved(directory.recipe)
     wanted = load_recipe(directory.recipe if source is None else source, overrides, check_components=given is None)
     changes = [change for change in differences(stored.values, wanted.values) if change.path != ("name",)]
     refused = harmful(changes)
@@ -295,30 +336,10 @@ def _continued(source: SOURCE_TYPES, overrides: Any, directory: RunDirectory, gi
     notes = [f"continues the run in {directory.path}"]
     if changes:
         notes.append(f"changed since the last start:\n{describe(changes)}")
-    loaded = LoadedRecipe(wanted.recipe, wanted.values, wanted.origins, directory.read().get("name") or stored.name)
-    return Session(loaded, directory, notes, given)
-
-
-def load_weights(where: str) -> dict[str, torch.Tensor]:
-    """Weights of a run, a checkpoint, a .safetensors file, or a .pt file (read without running code from it)."""
-    from safetensors.torch import load_file
-
-    from isoscale.run import Run
-
-    path = Path(where)
-    if Run.exists(path):
-        return read_weights(Run.load(path).checkpoint())
-    if (path / "manifest.json").exists():
-        return read_weights(path)
-    if not path.is_file():
-        raise UserError(f"task.init_from: there is no run, checkpoint or file of weights at {where}")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise UserError(f"task.init_from: cannot read weights from {where}: {error}") from None
-    found = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else None
-    if not isinstance(found, dict):
-        raise UserError(f"task.init_from: {where} holds no weights by name, but a {type(loaded).__name__}")
-    return dict(found)
+    own = str(directory.recipe)
+    origins = {  # what was read from the run's own recipe keeps the origin that it has there
+        path: stored.origins.get(path, where) if where.startswith(own) else where
+        for path, where in wanted.origins.items()
+    }
+    loaded = LoadedRecipe(wanted.recipe, wanted.values, origins, directory.read().get("name") or stored.name)
+    return Session(loaded, directory, notes, given, profile=profile)

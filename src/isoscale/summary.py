@@ -68,7 +68,9 @@ def next_commands(session: "Session", status: str) -> list[tuple[str, str]]:
             ("train longer", f"{continue_command(session)} {longer(session)}"),
         ]
     if session.recipe.observe.tensorboard:
-        commands.append(("curves", f"tensorboard --logdir {shlex.quote(str(session.directory.tensorboard))}"))
+        commands.append(("curves", f"isoscale tensorboard {path}"))
+    if not session.given:
+        commands.append(("report", f"isoscale report {path}"))
     return commands
 
 

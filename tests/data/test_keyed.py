@@ -173,3 +173,37 @@ def test_the_current_randomness_ends_with_its_block_even_after_an_error():
         with keyed.use(None):
             assert keyed.current() is None
     assert keyed.current() is None
+
+
+class TestManyPurposes:
+    """The words of all purposes are computed at once; nobody must notice."""
+
+    def alone(self, purpose: str, step: int, samples: Tensor) -> Tensor:
+        random = StepRandom(3)
+        random.step, random.samples = step, samples
+        return random.bits(purpose, (5,))
+
+    @pytest.mark.parametrize("as_tensor", [False, True])
+    def test_numbers_do_not_depend_on_what_else_was_asked_for(self, as_tensor: bool) -> None:
+        random = StepRandom(3)
+        for step, count in ((0, 4), (1, 7), (7, 7)):
+            samples = torch.arange(count) * 11
+            random.step, random.samples = torch.tensor(step) if as_tensor else step, samples
+            for purpose in ("crop", "flip", f"only in {step}", "crop"):
+                assert torch.equal(random.bits(purpose, (5,)), self.alone(purpose, step, samples))
+
+    def test_a_new_step_has_new_numbers_for_the_same_samples(self) -> None:
+        random = StepRandom(3)
+        random.samples = torch.arange(4)
+        before = random.bits("crop", (5,))
+        random.step = 1
+        assert torch.equal(random.bits("crop", (5,)), self.alone("crop", 1, torch.arange(4)))
+        assert not torch.equal(before, random.bits("crop", (5,)))
+
+    def test_what_is_drawn_once_is_the_same_in_every_step(self) -> None:
+        random = StepRandom(3)
+        random.samples = torch.arange(1000)
+        first = random.once("side")
+        random.step = 5
+        assert torch.equal(first, random.once("side")) and not torch.equal(first, random.once("other"))
+        assert 400 < (first % 2).sum() < 600

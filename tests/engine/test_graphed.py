@@ -11,6 +11,8 @@ import isoscale
 from isoscale.data.keyed import StepRandom
 from isoscale.data.order import Order
 from isoscale.errors import UserError
+from isoscale.science.images import Crop, Cutout, Flip, Rotate
+from isoscale.session import Given, open_session
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -65,6 +67,18 @@ def timeless(run: isoscale.Run) -> dict[str, list[tuple[int, float]]]:
     return {name: run.history(name) for name in run.metrics if not name.startswith("time/")}
 
 
+class Augmenting(isoscale.Supervised):
+    """Augments in its training step, inside the capture."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), "cross_entropy")
+        self._change = change
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        changed = self._change(batch)
+        return super().training_step({**changed, "input": changed["input"] / 255}, batch_idx)
+
+
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "dropout": ({}, {"dropout": 0.3}),
@@ -81,6 +95,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fp16": ({"train": {"precision": "fp16"}}, {}),
     "tf32": ({"train": {"precision": "tf32"}}, {}),
     "float64": ({"train": {"precision": "64"}}, {}),
+    "groups": ({"optimizer": {"name": "sgd", "groups": [{"match": ["*.bias"], "lr_scale": 4.0}]}}, {}),
     "loss weights": ({"train": {"loss_weights": {"loss": {"start": 0.1, "end": 2.0}}}}, {}),
 }
 
@@ -92,6 +107,52 @@ def test_graphed_equals_eager_to_the_bit_over_230_steps(name: str, tmp_path: Pat
     graphed = fit(tmp_path / "graphed", merged(BASE, recipe, {"train": {"program": "graphed"}}), task(**options))
     assert sha(graphed) == sha(eager)
     assert timeless(graphed) == timeless(eager)
+
+
+@pytest.mark.parametrize("change", [Flip(), Flip("alternate"), Crop(1), Crop(1, "reflect"), Cutout(2), Rotate(20)])
+def test_a_captured_step_augments_as_an_eager_one(change: Any, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 255, (300, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    sources = isoscale.Sources(train={"input": images, "target": torch.arange(300) % 5})
+    hashes = set()
+    for name in ("eager", "graphed"):
+        torch.manual_seed(0)
+        recipe = merged(BASE, {"train": {"program": name, "steps": 60}})
+        made = Augmenting(change)
+        hashes.add(sha(isoscale.Trainer(recipe, run=tmp_path / name).fit(made, sources)))
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_profile_of_captured_steps_counts_every_step_by_the_device(every: int, tmp_path: Path) -> None:
+    plain = fit(tmp_path / "plain", merged(BASE, {"train": {"program": "graphed"}}))
+    recipe = merged(BASE, {"train": {"program": "graphed", "steps_per_launch": every}})
+    session = open_session(recipe, {}, tmp_path / "run", Given(task(), data()), profile=True)
+    session.train()
+    run = isoscale.Run(tmp_path / "run")
+    actions = {action["name"]: action for action in run.record["profile"]}
+    phases = ("data", "forward", "backward", "optimizer")
+    # the rehearsal of a launch runs its steps both ways, and counts those that were kept
+    assert [actions[name]["calls"] for name in phases] == [230] * 4
+    total = actions["total"]["seconds"]
+    assert 0 < sum(actions[name]["seconds"] for name in phases) < total
+    assert sum(action["seconds"] for action in actions.values()) - total == pytest.approx(total, rel=0.05)
+    assert (tmp_path / "run" / "profile" / "trace.json").stat().st_size > 1000
+    assert sha(run) == sha(plain)
+
+
+def test_what_is_shown_does_not_change_a_captured_training(tmp_path: Path) -> None:
+    recipe = merged(BASE, {"train": {"program": "graphed"}})
+    plain = fit(tmp_path / "plain", recipe)
+    shown = fit(tmp_path / "shown", merged(recipe, {"observe": {"tensorboard": 2}}))
+    assert sha(plain) == sha(shown)
+
+
+def test_rates_are_those_of_the_device(tmp_path: Path) -> None:
+    """The device's work is issued far ahead; the rate of a window must not be that of issuing it."""
+    recipe = merged(BASE, {"train": {"program": "eager"}, "observe": {"every": 7}})
+    rates = [rate for _, rate in fit(tmp_path, recipe).history("time/samples_per_second")][5:]
+    assert max(rates) < 20 * sorted(rates)[len(rates) // 2]
 
 
 def test_the_number_of_steps_a_launch_does_not_matter(tmp_path: Path) -> None:

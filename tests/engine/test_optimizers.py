@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import isoscale
 from isoscale.engine import accelerator
 from isoscale.engine.checkpoint import Checkpoints, read
+from isoscale.engine.config import Optimizer as Section
 from isoscale.engine.optimizers import FUSED, OptimizerState, choose_path, make_optimizers, optimizer_class, set_lr
 from isoscale.errors import UserError
 from tests.helpers import QUIET
@@ -57,7 +58,7 @@ def train(model: nn.Module, optimizers: list[Any], start: int, stop: int) -> Non
 
 def ours(model: nn.Module, name: str, arguments: dict[str, Any]) -> list[Any]:
     path = choose_path(name, accelerator.find("cpu"))
-    optimizers = make_optimizers(name, LR, arguments, model.parameters(), path)
+    optimizers = make_optimizers(Section(name=name, lr=LR, **arguments), model.named_parameters(), path)
     if path.tensor_lr:
         for optimizer in optimizers:
             set_lr(optimizer, torch.tensor(LR))
@@ -198,3 +199,59 @@ def test_a_state_of_another_model_is_refused_with_the_parameter_it_knows() -> No
     other = OptimizerState(ours(two, "adam", {}), {p: n for n, p in two.named_parameters()})
     with pytest.raises(UserError, match=r"a parameter '0\.weight' that the model does not have"):
         other.load(*state)
+
+
+class TestGroups:
+    def groups(self, name: str = "sgd", **section: Any) -> list[dict[str, Any]]:
+        made = make_optimizers(
+            Section(name=name, lr=LR, **section),
+            network().named_parameters(),
+            choose_path(name, accelerator.find("cpu")),
+        )
+        for optimizer in made:
+            set_lr(optimizer, LR)
+        return [group for optimizer in made for group in optimizer.param_groups]
+
+    def test_each_parameter_goes_to_the_first_group_that_matches(self) -> None:
+        first, second, rest = self.groups(
+            weight_decay=0.5,
+            groups=[
+                {"match": ["0.bias"], "weight_decay": 0.0, "lr_scale": 8.0},
+                {"match": ["*.bias", "2.weight"], "weight_decay": 0.1},
+            ],
+        )
+        assert [tuple(p.shape) for p in first["params"]] == [(8,)]
+        assert [tuple(p.shape) for p in second["params"]] == [(3, 8), (3,)]
+        assert [tuple(p.shape) for p in rest["params"]] == [(8, 6)]
+        assert [group["weight_decay"] for group in (first, second, rest)] == [0.0, 0.1, 0.5]
+        assert [group["lr"] for group in (first, second, rest)] == [8 * LR, LR, LR]
+
+    def test_muon_keeps_groups_on_both_sides(self) -> None:
+        found = self.groups("muon", groups=[{"match": ["2.*"], "lr_scale": 0.5}])
+        assert [(len(group["params"]), group["lr"]) for group in found] == [
+            (1, LR / 2), (1, LR), (1, LR / 2), (1, LR)
+        ]  # fmt: skip
+
+    def test_a_group_that_matches_nothing_is_refused(self) -> None:
+        with pytest.raises(UserError, match=r"\['\*.norm'\] matches no trainable parameter .* 0.weight"):
+            self.groups(groups=[{"match": ["*.norm"]}])
+
+    def test_an_argument_that_the_optimizer_does_not_have_is_refused(self) -> None:
+        with pytest.raises(UserError, match="SGD has no argument betas"):
+            self.groups(groups=[{"match": ["*"], "betas": [0.9, 0.99]}])
+
+    def test_a_group_trains_at_its_own_rate(self, tmp_path: Path) -> None:
+        def moved(scale: float) -> tuple[float, float]:
+            model = network()
+            before = {name: value.clone() for name, value in model.state_dict().items()}
+            data = isoscale.Sources(train=dict(zip(("input", "target"), batch(0), strict=True)))
+            recipe = {
+                "optimizer": {"name": "sgd", "lr": 0.01, "groups": [{"match": ["model.0.*"], "lr_scale": scale}]},
+                "data": {"batch_size": 10},
+                "train": {"steps": 1},
+            }
+            isoscale.Trainer(recipe, run=tmp_path / str(scale), **QUIET).fit(isoscale.Supervised(model), data)
+            return tuple(float((model.state_dict()[n] - before[n]).norm()) for n in ("0.weight", "2.weight"))  # type: ignore[return-value]
+
+        (first, second), (scaled, same) = moved(1.0), moved(3.0)
+        assert scaled == pytest.approx(3 * first, rel=1e-4) and same == pytest.approx(second, rel=1e-6)

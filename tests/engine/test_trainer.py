@@ -684,3 +684,14 @@ class TestFailing:
         (run.path / "checkpoints").write_text("in the way")
         with pytest.raises(UserError, match="cannot save the checkpoint of step 10"):
             fit(tmp_path / "run")
+
+
+def test_a_continued_run_keeps_the_origin_of_every_setting(tmp_path: Path) -> None:
+    keys = {"observe.level": "error", "observe.tensorboard": 0}
+    run = isoscale.train("images/digits", run=tmp_path / "run", **keys, **{"train.epochs": 1})
+    before = (run.path / "recipe.yaml").read_text().splitlines()
+    isoscale.train(None, run=tmp_path / "run", **{"train.epochs": 2})
+    after = (run.path / "recipe.yaml").read_text().splitlines()
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert changed == [("  epochs: 1  # Python call", "  epochs: 2  # Python call")]
+    assert any("images/digits.yaml" in line for line in after)

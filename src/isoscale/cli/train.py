@@ -31,6 +31,9 @@ def train(
         int | None,
         typer.Option("--dev", min=1, metavar="N", help="Only N batches of everything, and nothing saved."),
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where the time went, and write a trace of some steps.")
+    ] = False,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         typer.Option("--log-level", help="How much to say: observe.level of the recipe."),
@@ -48,17 +51,17 @@ def train(
     words += [f"observe.level={log_level}"] * (log_level is not None)
     words += [f"observe.format={log_format}"] * (log_format is not None)
     if dev is not None:
-        _develop(recipe, words, dev, run)
+        _develop(recipe, words, dev, run, profile)
         return
     from isoscale.session import open_session
 
-    open_session(recipe, words, run).train()
+    open_session(recipe, words, run, profile=profile).train()
 
 
-def _develop(recipe: str | None, words: list[str], num_batches: int, run: Path | None) -> None:
+def _develop(recipe: str | None, words: list[str], num_batches: int, run: Path | None, profile: bool) -> None:
     from isoscale.api import develop
     from isoscale.errors import UserError
 
     if run is not None:
         raise UserError("--dev saves nothing, so that --run has no meaning beside it; leave one of them out")
-    develop(recipe, words, num_batches)
+    develop(recipe, words, num_batches, profile)

@@ -23,10 +23,24 @@ class StepRandom:
     def __init__(self, seed: int) -> None:
         """Numbers for a seed; `step` and `samples` are set by whoever runs the step."""
         self.seed = seed
-        self.step: int | Tensor = 0
+        self._step: int | Tensor = 0
+        self.steps_per_epoch = 1
         self.used = False
         self._samples: Tensor | None = None
         self._uses: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        self._keys: Tensor | None = None
+        self._words: Tensor | None = None
+
+    @property
+    def step(self) -> int | Tensor:
+        """The number of the step: a tensor inside a capture."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int | Tensor) -> None:
+        self._step = step
+        self._words = None
 
     @property
     def samples(self) -> Tensor | None:
@@ -36,7 +50,14 @@ class StepRandom:
     @samples.setter
     def samples(self, samples: Tensor | None) -> None:
         self._samples = samples
+        self._words = None
         self._uses.clear()
+
+    @property
+    def epoch(self) -> int | Tensor:
+        """The epoch that the step belongs to."""
+        self.used = True
+        return self.step // self.steps_per_epoch
 
     def another(self, purpose: str) -> str:
         """A purpose for each use of `purpose` in a part: what a module draws when it is called again is new.
@@ -59,11 +80,18 @@ class StepRandom:
         if self.samples is None:
             raise RuntimeError("keyed randomness needs the samples of the step that it is used in")
         self.used = True
-        high, low = (self._sample_words(key) for key in _keys(self.seed, purpose))
+        high, low = self._sample_words(purpose)
         count = math.prod(shape)
         element = torch.arange(count, device=self.samples.device) * GOLDEN
         word = ((element + high[:, None]) & MASK) ^ low[:, None]
         return _finish(word).view(len(self.samples), *shape)
+
+    def once(self, purpose: str) -> Tensor:
+        """One random 32-bit word (batch,) for each sample, the same in every step."""
+        if self.samples is None:
+            raise RuntimeError("keyed randomness needs the samples of the step that it is used in")
+        high, low = _keys(self.seed, purpose)
+        return torch.as_tensor(fold(fold(high, low), self.samples))
 
     def uniform(self, purpose: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform numbers in [0, 1) of shape (batch, *shape)."""
@@ -76,9 +104,32 @@ class StepRandom:
         radius = torch.sqrt(-2 * torch.log1p(-self.uniform(purpose + "/radius", shape, exact)))
         return (radius * torch.cos(2 * math.pi * self.uniform(purpose + "/angle", shape, exact))).to(dtype)
 
-    def _sample_words(self, key: int) -> Tensor:
+    def _sample_words(self, purpose: str) -> tuple[Tensor, Tensor]:
+        """Two words (batch,) for each sample; those of all purposes are computed at once, in few operations."""
+        if torch.compiler.is_compiling():  # which makes one operation of it anyway
+            high, low = (fold(fold(key, self.step), self.samples) for key in _keys(self.seed, purpose))
+            return high, low
+        row = self._rows.setdefault(purpose, len(self._rows))
+        if self._words is None or row >= len(self._words):
+            self._words = self._words_of_all()
+        high, low = self._words[row]
+        return high, low
+
+    def _words_of_all(self) -> Tensor:
+        """Words (purposes, 2, batch) of the purposes that were asked for so far."""
         assert self.samples is not None
-        return torch.as_tensor(fold(fold(key, self.step), self.samples))
+        if isinstance(self.step, int) and self.samples.device.type == "cpu":
+            pairs = [[fold(key, self.step) for key in _keys(self.seed, purpose)] for purpose in self._rows]
+            folded = torch.tensor(pairs)
+        else:
+            folded = torch.as_tensor(fold(self._key_tensor(self.samples.device), self.step))
+        return torch.as_tensor(fold(folded[:, :, None], self.samples))
+
+    def _key_tensor(self, device: torch.device) -> Tensor:
+        """The keys (purposes, 2) on the device; made anew only when a step asks for something new."""
+        if self._keys is None or len(self._keys) < len(self._rows):
+            self._keys = torch.tensor([_keys(self.seed, purpose) for purpose in self._rows], device=device)
+        return self._keys
 
 
 def _finish(word: Tensor) -> Tensor:

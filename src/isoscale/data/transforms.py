@@ -21,7 +21,7 @@ class Divide:
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with `key` divided."""
-        return _with(batch, self.key, _floating(batch[self.key]) / self.by)
+        return _with(batch, self.key, batch[self.key] / self.by)  # integers become the default dtype
 
 
 class Normalize:
@@ -34,12 +34,16 @@ class Normalize:
         self.mean = mean
         self.std = std
         self.key = key
+        self._made: dict[Any, tuple[Any, Any]] = {}
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with `key` normalised."""
         values = _floating(batch[self.key])
-        normal = (values - self._per_channel(self.mean, values)) / self._per_channel(self.std, values)
-        return _with(batch, self.key, normal)
+        kind = values.dtype, values.device, values.dim()
+        if kind not in self._made:  # once, in the first step: inside a captured one they are just read
+            self._made[kind] = self._per_channel(self.mean, values), self._per_channel(self.std, values)
+        mean, std = self._made[kind]
+        return _with(batch, self.key, (values - mean) / std)
 
     def _per_channel(self, numbers: Any, values: Tensor) -> Any:
         if isinstance(numbers, int | float):

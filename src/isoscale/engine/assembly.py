@@ -98,6 +98,7 @@ def _assemble(
     found = accelerators.find(decided.device)
     precision = Precision(decided.precision, found.kind)
     random = StepRandom(settings.seed)
+    random.steps_per_epoch = train.plan.steps_per_epoch
     registry = Registry()
     rate = LearningRate.make(settings.schedule, settings.optimizer.lr, train.plan.batch_size, num_steps)
     stage = Stage("train", task, Recorder(found.device))
@@ -134,5 +135,4 @@ def _configured(task: Any, view: lightning.TrainerView) -> lightning.Configured 
 
 
 def _optimizers(task: nn.Module, settings: Settings, decided: Decisions) -> list[Any]:
-    section = settings.optimizer
-    return make_optimizers(section.name, section.lr, section.arguments, task.parameters(), decided.optimizer)
+    return make_optimizers(settings.optimizer, task.named_parameters(), decided.optimizer)

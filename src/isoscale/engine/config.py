@@ -17,6 +17,15 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
+class Group(OpenConfig):
+    """Parameters that the optimizer treats in their own way. Further keys are arguments of the optimizer."""
+
+    match: list[str]
+    """Patterns of parameter names, such as `*.bias` or `model.stem.*`; the first group that matches counts."""
+    lr_scale: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the learning rate, all along the schedule."""
+
+
 class Optimizer(OpenConfig):
     """Which optimizer updates the weights. Further keys are its own arguments (`betas`, `momentum`, …)."""
 
@@ -24,6 +33,8 @@ class Optimizer(OpenConfig):
     """Any optimizer of torch, in lower case: adam, adamw, sgd, rmsprop, muon, adagrad, nadam, radam, …"""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """The learning rate that the schedule starts from, before `schedule.scale`."""
+    groups: list[Group] = []
+    """Parameters with settings of their own: [{match: ["*.bias"], weight_decay: 0}] keeps biases from decaying."""
 
 
 class Schedule(Config):

@@ -5,7 +5,7 @@ rehearsed: replay and eager execution of the same steps must agree to the bit, o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from isoscale.data.batches import BatchPlan
 from isoscale.data.feed import Feed, Slot
 from isoscale.engine import metrics
 from isoscale.engine.accelerator import Accelerator
+from isoscale.engine.profile import Marks, Profile
 from isoscale.engine.programs import EagerProgram, Inputs, launches
 from isoscale.engine.state import Registry
 from isoscale.engine.step import Step
@@ -38,6 +39,8 @@ class Captured:
     number: Tensor
     counted: list[float]
     """What one replay adds to the weights that the recorder counts on the host."""
+    marks: Marks = field(default_factory=list)
+    """Events of a profile, which a replay records anew."""
     proven: bool = False
     """Whether a replay was seen to give the bits of eager execution."""
 
@@ -63,8 +66,23 @@ class GraphedProgram:
         self._graphs: dict[tuple[int, int], Captured] = {}
         self._pool: Any = None
         self._warm = 0
+        self._profile: Profile | None = None
         self.refused: str | None = None
         """Why training goes on eagerly, if it does."""
+
+    @property
+    def profile(self) -> Profile | None:
+        """Told when steps begin, where somebody wants to know where time goes."""
+        return self._profile
+
+    @profile.setter
+    def profile(self, profile: Profile | None) -> None:
+        self._profile = self._eager.profile = profile
+
+    def run_visibly(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """Run the last step eagerly: what a replay leaves in the gradients' memory is the next replay's to change."""
+        reached = self.run(start, stop - 1, interrupted)
+        return self._eager.run(reached, stop, interrupted) if reached == stop - 1 else reached
 
     def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
         """Replay launches of several steps, and of single ones for the rest."""
@@ -106,6 +124,8 @@ class GraphedProgram:
             self._rehearse(captured, number, count)
         else:
             self._replay(captured, number, count)
+            if self._profile is not None:
+                self._profile.replayed(captured.marks)
         return self.refused is None
 
     def _try_capture(self, key: tuple[int, int], number: int, count: int) -> None:
@@ -139,7 +159,11 @@ class GraphedProgram:
         # thread_local: the thread that reads ahead may allocate and copy meanwhile
         stream = torch.cuda.current_stream()
         with torch.cuda.graph(captured.graph, self._pool, stream, capture_error_mode="thread_local"):
-            self._trace(captured, number, count)
+            if self._profile is None:
+                self._trace(captured, number, count)
+            else:
+                with self._profile.captured() as captured.marks:
+                    self._trace(captured, number, count)
         self._pool = self._pool or captured.graph.pool()
         captured.counted = [after - earlier for after, earlier in zip(recorder.counted, before, strict=True)]
         recorder.counted = before
@@ -153,6 +177,8 @@ class GraphedProgram:
             weights = {} if captured.weights is None else self._inputs.named(captured.weights[offset])
             time = captured.number + offset if keyed else 0
             batch_idx = (number + offset) % self._plan.steps_per_epoch
+            if self._profile is not None:
+                self._profile.begin()
             rate = captured.rates[offset] if self._inputs.tensor_lr else self._inputs.rates(number + offset, 1)[0]
             step(captured.slot.parts(offset), number + offset, batch_idx, rate, weights, time)
         step.reseed = reseed

@@ -1,7 +1,6 @@
 """From accumulators on the device to what people see: one read-back a window, handled while the device goes on."""
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from isoscale.engine.accelerator import Accelerator, Moment
 from isoscale.engine.recorder import Reading, means
 from isoscale.engine.stage import Stage
 from isoscale.errors import UserError
@@ -26,14 +26,16 @@ class _Pending:
     epoch: int
     samples: int
     reading: Reading
+    moment: Moment
     extra: dict[str, float]
 
 
 class Journal:
     """Reads the accumulators of the training stage and tells the observers."""
 
-    def __init__(self, stage: Stage, observers: Observers, latch: Tensor | None) -> None:
+    def __init__(self, stage: Stage, observers: Observers, latch: Tensor | None, accelerator: Accelerator) -> None:
         """A journal of `stage`; `latch` is read along and says whether a gradient was not finite."""
+        self._accelerator = accelerator
         self._stage = stage
         self._observers = observers
         self._latch = latch
@@ -41,29 +43,32 @@ class Journal:
         self._before: dict[str, tuple[float, float]] = {}
         self._last: tuple[int, int] = (0, 0)
         """Step and samples of the last log."""
-        self._clock = time.perf_counter()
+        self._began = accelerator.moment()
+        """When the running window began."""
+        self._excluded = 0.0
         self.rates: list[tuple[int, float]] = []
         """(samples, seconds) of every window of this process, the first one left out: it holds warm-up."""
         self._first = True
 
     def start_clock(self) -> None:
         """Training begins now."""
-        self._clock = time.perf_counter()
+        self._began = self._accelerator.moment()
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
         """Leave the time that this takes out of the rate of training: an evaluation, a checkpoint."""
         self.flush()
-        begin = time.perf_counter()
+        begin = self._accelerator.moment()
         try:
             yield
         finally:
-            self._clock += time.perf_counter() - begin
+            self._excluded += begin.seconds_until(self._accelerator.moment())
 
     def begin(self, step: int, epoch: int, samples: int, extra: dict[str, float]) -> None:
         """Start reading the window that ends at `step`; it is told at the next `flush`, or at once if it is there."""
         self.flush()
-        self._pending = _Pending(step, epoch, samples, self._stage.recorder.read(self._latch), extra)
+        reading = self._stage.recorder.read(self._latch)
+        self._pending = _Pending(step, epoch, samples, reading, self._accelerator.moment(), extra)
         if self._pending.reading.arrived:
             self.flush()
 
@@ -97,8 +102,8 @@ class Journal:
             )
 
     def _rate(self, pending: _Pending) -> dict[str, float]:
-        now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now
+        seconds = self._began.seconds_until(pending.moment) - self._excluded
+        self._began, self._excluded = pending.moment, 0.0
         samples = pending.samples - self._last[1]
         if not self._first:
             self.rates.append((samples, seconds))

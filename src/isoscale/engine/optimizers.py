@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from isoscale.engine.accelerator import Accelerator
+from isoscale.engine.config import Group
+from isoscale.engine.config import Optimizer as Section
 from isoscale.errors import UserError
 
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -57,33 +60,66 @@ def choose_path(name: str, accelerator: Accelerator) -> OptimizerPath:
 
 
 def make_optimizers(
-    name: str, lr: float, arguments: dict[str, Any], parameters: Iterable[nn.Parameter], path: OptimizerPath
+    section: Section, named: Iterable[tuple[str, nn.Parameter]], path: OptimizerPath
 ) -> list[Optimizer]:
     """Build the optimizer for the trainable parameters; Muon takes the matrices and leaves the rest to AdamW."""
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    trainable = {name: parameter for name, parameter in named if parameter.requires_grad}
     if not trainable:
         raise UserError("the task has no trainable parameters: nothing to optimise")
-    cls = optimizer_class(name)
+    cls, arguments = optimizer_class(section.name), section.arguments
+    groups = _grouped(trainable, section.groups)
     if cls.__name__ != "Muon":
-        return [_build(cls, lr, arguments, trainable, path)]
-    matrices = [parameter for parameter in trainable if parameter.dim() == 2]
-    rest = [parameter for parameter in trainable if parameter.dim() != 2]
+        return [_build(cls, section.lr, arguments, groups, path)]
+    matrices = _chosen(groups, lambda parameter: parameter.dim() == 2)
+    rest = _chosen(groups, lambda parameter: parameter.dim() != 2)
     # with this rule one learning rate suits both
-    muon = _build(cls, lr, {"adjust_lr_fn": "match_rms_adamw", **arguments}, matrices, path) if matrices else None
+    muon = {"adjust_lr_fn": "match_rms_adamw", **arguments}
     decay = {key: value for key, value in arguments.items() if key == "weight_decay"}
-    others = _build(torch.optim.AdamW, lr, decay, rest, path) if rest else None
-    return [optimizer for optimizer in (muon, others) if optimizer is not None]
+    wanted = ((cls, muon, matrices), (torch.optim.AdamW, decay, rest))
+    return [_build(kind, section.lr, given, chosen, path) for kind, given, chosen in wanted if chosen]
+
+
+ParameterGroup = dict[str, Any]
+"""Parameters under `params`, with what is special about them, as torch's optimizers take it."""
+
+
+def _grouped(trainable: dict[str, nn.Parameter], sections: list[Group]) -> list[ParameterGroup]:
+    """The parameters by the first group that matches their name; those that none matches come last."""
+    groups: list[ParameterGroup] = []
+    left = dict(trainable)
+    for section in sections:
+        names = [name for name in left if any(fnmatch(name, pattern) for pattern in section.match)]
+        if not names:
+            raise UserError(
+                f"optimizer.groups: {section.match} matches no trainable parameter that is left; there are "
+                f"{', '.join(list(left)[:8])}{' …' * (len(left) > 8)}"
+            )
+        own = {**section.arguments, **({"lr_scale": section.lr_scale} if section.lr_scale != 1 else {})}
+        groups.append({"params": [left.pop(name) for name in names], **own})
+    return groups + ([{"params": list(left.values())}] if left else [])
+
+
+def _chosen(groups: list[ParameterGroup], wanted: Callable[[nn.Parameter], bool]) -> list[ParameterGroup]:
+    """The groups with only those parameters that are wanted, where there are any."""
+    chosen = [
+        {**group, "params": [parameter for parameter in group["params"] if wanted(parameter)]} for group in groups
+    ]
+    return [group for group in chosen if group["params"]]
 
 
 def _build(
-    cls: type[Optimizer], lr: float, arguments: dict[str, Any], parameters: list[nn.Parameter], path: OptimizerPath
+    cls: type[Optimizer], lr: float, arguments: dict[str, Any], groups: list[ParameterGroup], path: OptimizerPath
 ) -> Optimizer:
     known = inspect.signature(cls).parameters
+    unknown = {key for group in groups for key in group} - set(known) - {"params", "lr_scale"}
+    if unknown:
+        raise UserError(f"optimizer.groups: {cls.__name__} has no argument {', '.join(sorted(unknown))}")
     chosen = {"fused": path.fused, "capturable": path.capturable}
     options: dict[str, Any] = {name: True for name, wanted in chosen.items() if wanted and name in known}
-    rate = torch.tensor(lr, dtype=torch.float32, device=parameters[0].device) if path.tensor_lr else lr
+    device = groups[0]["params"][0].device
+    rate = torch.tensor(lr, dtype=torch.float32, device=device) if path.tensor_lr else lr
     try:
-        return cls(parameters, lr=rate, **options, **arguments)  # type: ignore[call-arg]
+        return cls(groups, lr=rate, **options, **arguments)  # type: ignore[call-arg]
     except (TypeError, ValueError) as error:
         raise UserError(f"optimizer {cls.__name__} refuses its arguments: {error}") from None
 
@@ -103,7 +139,7 @@ def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
 def set_lr(optimizer: Optimizer, lr: Tensor | float) -> None:
     """Give every group the learning rate of the step: a number, or a tensor that a captured step can read."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["lr_scale"] if "lr_scale" in group else lr
 
 
 class OptimizerState:

@@ -1,8 +1,23 @@
-"""Losses and metrics as (sum, weight) pairs, which shards and ranks can add without changing their meaning."""
+"""Losses and metrics as pairs and counts, which shards and ranks can add without changing their meaning."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of one batch, which add up over batches and ranks, and the metrics that follow from their total.
+
+    For metrics that are no mean over samples, such as F1: logged in an evaluation, computed once at its end.
+    """
+
+    counts: Tensor
+    finish: Callable[[Tensor], dict[str, float]]
+    """From the total, on the host, to metrics by name."""
 
 
 class Pair:

@@ -10,6 +10,7 @@ from torch import Tensor
 from isoscale.data.batches import BatchPlan
 from isoscale.data.feed import Feed, Part
 from isoscale.engine.config import LossWeight
+from isoscale.engine.profile import Profile
 from isoscale.engine.schedules import LearningRate, loss_weight
 from isoscale.engine.step import Step
 
@@ -17,8 +18,14 @@ from isoscale.engine.step import Step
 class Program(Protocol):
     """Runs training steps."""
 
+    profile: Profile | None
+    """Told when steps begin, where somebody wants to know where time goes."""
+
     def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
         """Run steps `start` to `stop`, all of one batch size; returns where it stopped, earlier if interrupted."""
+
+    def run_visibly(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """The same, but the last step leaves its gradients in the parameters."""
 
 
 @dataclass
@@ -83,6 +90,7 @@ class EagerProgram:
         `before_fetch` is told the number of the step whose samples are read next. `time` is a tensor to keep the step
         number in: a compiled step would be compiled anew for every plain number.
         """
+        self.profile: Profile | None = None
         self._time = time
         self._parts = feed.parts if before_fetch is None else _told(before_fetch, feed.parts)
         self._after_step = after_step
@@ -101,11 +109,15 @@ class EagerProgram:
                 return number
             weights = {} if rows is None else self._inputs.named(rows[offset])
             batch_idx = number % self._plan.steps_per_epoch
+            if self.profile is not None:
+                self.profile.begin()
             time = number if self._time is None else self._time.fill_(number)
             self.step(self._parts(number), number, batch_idx, rates[offset], weights, time)
             if self._after_step is not None:
                 self._after_step(number + 1)
         return stop
+
+    run_visibly = run
 
 
 def _told(before: Callable[[int], None], parts: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -130,6 +142,7 @@ class ManualProgram:
         after_step: Callable[[int, Any], None],
     ) -> None:
         """Run `forward` on whole batches; `after_step` is told the number of finished steps, and what it returned."""
+        self.profile: Profile | None = None
         self._before_step = before_step
         self._after_step = after_step
         self._forward = forward
@@ -143,12 +156,16 @@ class ManualProgram:
         for number in range(start, stop):
             if interrupted():
                 return number
+            if self.profile is not None:
+                self.profile.begin()
             self._before_step(number)
             part = self._feed.parts(number)[0][0]
             self._reseed(number, 0)
             self._random.step, self._random.samples = number, part.samples
             self._after_step(number + 1, self._forward(part, number % self._plan.steps_per_epoch))
         return stop
+
+    run_visibly = run
 
 
 def launches(start: int, stop: int, steps_per_launch: int) -> Iterable[tuple[int, int]]:

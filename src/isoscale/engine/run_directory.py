@@ -31,6 +31,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.log = path / "log.txt"
         self.tensorboard = path / "tensorboard"
+        self.trace = path / "profile" / "trace.json"
 
     @classmethod
     def fresh(cls, name: str) -> "RunDirectory":

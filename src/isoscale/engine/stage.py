@@ -8,6 +8,7 @@ from torch import Tensor
 from isoscale.engine import metrics
 from isoscale.engine.batch_hooks import around
 from isoscale.engine.losses import as_pair
+from isoscale.engine.pairs import Tally
 from isoscale.engine.recorder import Recorder
 from isoscale.errors import UserError
 
@@ -28,6 +29,7 @@ class Stage:
         self.recorder = recorder
         self.metrics: dict[str, Any] = {}
         """torchmetrics objects by logged name."""
+        self._tallies: dict[str, Tally] = {}
         self._pending: list[tuple[str, Any, Any]] = []
 
     @property
@@ -78,8 +80,16 @@ class Stage:
         for name, value, weight in pending:
             if metrics.is_metric(value):
                 self.metrics[name] = value
+            elif isinstance(value, Tally):
+                self._count(name, value)
             else:
                 self.recorder.add(name, as_pair(value, count if weight is None else weight))
+
+    def _count(self, name: str, tally: Tally) -> None:
+        if self.name == "train":
+            raise UserError(f"log({name!r}): a tally belongs into validation_step and test_step, not into training")
+        before = self._tallies.get(name)
+        self._tallies[name] = Tally(tally.counts if before is None else before.counts + tally.counts, tally.finish)
 
     def full_name(self, name: str) -> str:
         """`loss` becomes `val/loss`; a name that tells its stage already, such as `val_loss`, stays as it is."""
@@ -87,8 +97,11 @@ class Stage:
         return name if own else f"{self.name}/{name}"
 
     def take_metrics(self) -> dict[str, float]:
-        """The values of torchmetrics objects since the last time, which they forget."""
+        """The values of torchmetrics objects and tallies since the last time, which they forget."""
         values = {}
+        for tally in self._tallies.values():
+            values.update({name: float(value) for name, value in tally.finish(tally.counts.cpu()).items()})
+        self._tallies.clear()
         for name, metric in self.metrics.items():
             values.update({name + suffix: value for suffix, value in metrics.compute(metric).items()})
         for metric in self.metrics.values():  # only now: metrics of a collection may share their state

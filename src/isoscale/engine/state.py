@@ -1,7 +1,7 @@
 """The registry of everything that a run needs to go on: what is registered here is what a checkpoint holds."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -115,21 +115,38 @@ class ModuleState:
         copy_weights(self._module, tensors)
 
 
+class DifferentWeights(UserError):
+    """Weights that are not those of a module: which are missing, unexpected or of another shape."""
+
+    def __init__(self, missing: Sequence[str], unexpected: Sequence[str], reshaped: Mapping[str, str]) -> None:
+        """Names, and for those of another shape what was found and expected."""
+        self.names = [*missing, *unexpected, *reshaped]
+        shapes = [f"{name} is {shapes}" for name, shapes in reshaped.items()]
+        kinds = {"no weights for ": missing, "unexpected ": unexpected, "": shapes}
+        told = "; ".join(kind + _some(texts) for kind, texts in kinds.items() if texts)
+        super().__init__(f"these weights do not fit the model: {told}")
+
+
+def _some(texts: Sequence[str], most: int = 8) -> str:
+    """The first few, and how many there are."""
+    return ", ".join(texts[:most]) + (f", … ({len(texts):,} in all)" if len(texts) > most else "")
+
+
 @torch.no_grad()
 def copy_weights(module: nn.Module, tensors: Mapping[str, Tensor], exclude: frozenset[str] = frozenset()) -> None:
     """Copy weights into a module by name; every mismatch is named."""
     own, _ = ModuleState(module).state()
-    wanted = {name for name in own if name not in exclude}
-    given = {name for name in tensors if name not in exclude}
-    problems = [f"no weights for {name}" for name in sorted(wanted - given)]
-    problems += [f"unexpected {name}" for name in sorted(given - wanted)]
-    problems += [
-        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
-        for name in sorted(wanted & given)
-        if tensors[name].shape != own[name].shape
-    ]
-    if problems:
-        raise UserError("these weights do not fit the model: " + "; ".join(problems[:8]) + (" …" * (len(problems) > 8)))
+    wanted = [name for name in own if name not in exclude]
+    given = [name for name in tensors if name not in exclude]
+    missing = [name for name in wanted if name not in tensors]
+    unexpected = [name for name in given if name not in own]
+    reshaped = {
+        name: f"{tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
+        for name in wanted
+        if name in tensors and tensors[name].shape != own[name].shape
+    }
+    if missing or unexpected or reshaped:
+        raise DifferentWeights(missing, unexpected, reshaped)
     for name in wanted:
         own[name].copy_(tensors[name])
 

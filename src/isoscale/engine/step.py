@@ -36,6 +36,8 @@ class Forward:
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of named loss terms in an evaluation; a training step gets its own."""
     compute: Callable[[Batch, int], Any] = field(init=False)
+    mark: Callable[[str], None] | None = None
+    """Told when a phase of the step is over, where somebody wants to know."""
 
     def __post_init__(self) -> None:
         """The task's own step method, eagerly."""
@@ -46,17 +48,21 @@ class Forward:
         batch = part.batch
         for transform in self.transforms:
             batch = transform(batch)
-        batch = _cast(batch, self.precision.dtype)
+        batch = cast(batch, self.precision.dtype)
+        if self.mark is not None:
+            self.mark("data")
         if self.precision.mixed:
             with self.precision.autocast():
                 output = self.compute(batch, batch_idx)
         else:
             output = self.compute(batch, batch_idx)
         self.stage.flush(part.samples.shape[0])
+        if self.mark is not None:
+            self.mark("forward")
         return output
 
 
-def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
+def cast(batch: Batch, dtype: torch.dtype) -> Batch:
     """Floating point tensors in the dtype of the weights."""
     if isinstance(batch, dict):
         for key, value in batch.items():
@@ -137,6 +143,11 @@ class Step:
         else:
             self._in_parts(shards, number, batch_idx, weights)
         self._update()
+        self._mark("optimizer")
+
+    def _mark(self, phase: str) -> None:
+        if self.forward.mark is not None:
+            self.forward.mark(phase)
 
     def _at_once(self, part: Part, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
         """The whole batch in one backward pass, which costs no more than a loop written by hand."""
@@ -148,6 +159,7 @@ class Step:
         if "loss" not in terms:
             self.recorder.add("loss", Pair.of_mean(loss, part.samples.shape[0]))
         self._scaled(loss).backward()
+        self._mark("backward")
 
     def _in_parts(self, shards: Shards, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
         """Sums of gradients over parts, divided in the end by the weight of the whole batch.
@@ -174,6 +186,7 @@ class Step:
                 self._record(terms)
                 count += part.samples.shape[0]
                 used |= _add_part(self.parameters, self._groups(terms, weights, size), sums, totals)
+                self._mark("backward")
             num_groups, shard_index = len(sums), shard_index + 1
             statistics = [buffer.to(torch.float64, copy=True) for buffer in self._buffers]
             self.reducer.add(shard, [record, *totals, *(grad for group in sums for grad in group), *statistics])
@@ -186,6 +199,7 @@ class Step:
             means = self.recorder.means(total[0], list(terms))
             rated = [mean * weights[name] if name in weights else mean for name, mean in means.items()]
             self.recorder.add("loss", Pair.of_mean(torch.stack(rated).sum(), count))
+        self._mark("reduce")
 
     def _groups(self, terms: Terms, weights: Mapping[str, Tensor], size: int) -> list[tuple[Tensor, Any]]:
         """(weighted sum, weight) of the terms that share a weight.

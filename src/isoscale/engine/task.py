@@ -10,10 +10,10 @@ from isoscale.data.batches import Batch
 from isoscale.data.sources import Source
 from isoscale.engine.losses import find_loss, find_metric
 from isoscale.engine.metrics import is_metric, update
-from isoscale.engine.pairs import Pair
+from isoscale.engine.pairs import Pair, Tally
 from isoscale.observe.exhibits import Exhibit
 
-__all__ = ["Pair", "Supervised", "Task"]
+__all__ = ["Pair", "Supervised", "Tally", "Task"]
 
 
 class Task(nn.Module):
@@ -38,8 +38,20 @@ class Task(nn.Module):
         """What `isoscale predict` writes: a tensor or a dict of tensors, one row a sample."""
         return self(batch)
 
-    def show_inputs(self, batch: Batch) -> dict[str, Exhibit]:
-        """What to look at of some training samples, as the network sees them: pictures by name, say."""
+    def check_data(self, role: str, source: Source) -> None:
+        """Refuse data that cannot be learned, before training starts; `role` is train, val or test."""
+
+    def measure(self, sample: Callable[[int], Batch]) -> None:
+        """Set what is measured on data rather than learned, such as the scale of the inputs.
+
+        Called once before the first step of a run; `sample(count)` gives training samples after the transforms.
+        """
+
+    def show_inputs(self, source: Source, batch: Batch) -> dict[str, Exhibit]:
+        """What to look at of the training data, by name.
+
+        `batch` holds the first samples of `source` as the network sees them in training, on the host.
+        """
         return {}
 
     def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Exhibit]:
@@ -116,6 +128,12 @@ class Supervised(Task):
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
         """The model's prediction."""
         return self.model(self.split(batch)[0])
+
+    def measure(self, sample: Callable[[int], Batch]) -> None:
+        """Let the model measure its inputs, if it has a `measure` of its own."""
+        measure = getattr(self.model, "measure", None)
+        if callable(measure):
+            measure(lambda count: self.split(sample(count))[0])
 
     def split(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Input and target of a batch: by key of a dict, by place of a tuple."""

@@ -1,7 +1,7 @@
 """The training loop: run to the next boundary, do what is due there, until the end."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,23 +11,28 @@ import torch
 
 from isoscale.data import keyed
 from isoscale.engine import accelerator as accelerators
-from isoscale.engine import lightning
+from isoscale.engine import lightning, show
+from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.assembly import Assembly, assemble, check_task, place
 from isoscale.engine.cadence import Cadence
 from isoscale.engine.checkpoint import State
 from isoscale.engine.evaluate import Interrupted, call_hook, evaluate
 from isoscale.engine.journal import Journal
+from isoscale.engine.layers import Model, look_at
 from isoscale.engine.memory import explained
 from isoscale.engine.monitors import Best, Patience
 from isoscale.engine.planner import Due, Planner
 from isoscale.engine.precision import Precision
+from isoscale.engine.profile import Profile, timed
 from isoscale.engine.roles import Role, RoleMaker, limited
 from isoscale.engine.run_directory import RunDirectory
 from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.stop import StopRequest
+from isoscale.engine.task import Task
 from isoscale.errors import Stopped, UserError
-from isoscale.observe.events import EpochEnded
+from isoscale.observe.events import EpochEnded, Exhibited
+from isoscale.observe.exhibits import Exhibit
 from isoscale.observe.metric_log import MetricLog
 from isoscale.observe.observers import Observers
 from isoscale.parallel.reduction import make_reducer
@@ -66,8 +71,9 @@ class Trainer:
         observers: Observers,
         directory: RunDirectory | None = None,
         metric_log: MetricLog | None = None,
+        profile: bool = False,
     ) -> None:
-        """Without a directory nothing is saved."""
+        """Without a directory nothing is saved; with `profile` it is measured where the time goes."""
         self.settings = settings
         self.decided = decided
         self.observers = observers
@@ -76,10 +82,14 @@ class Trainer:
         self.started = False
         self._checkpoints = directory.checkpoints(settings.checkpoint.keep) if directory else None
         self._metric_log = metric_log
+        trace = directory.trace if directory else None
+        self.profile = Profile(accelerators.find(decided.device), trace) if profile else None
         self._saved_time = self._clock = time.perf_counter()
 
-    def prepare(self, task: Any, data: Any, transforms: Sequence[Any] = ()) -> None:
-        """Bring task and data to the device and put everything together."""
+    def prepare(
+        self, task: Any, data: Any, transforms: Sequence[Any] = (), begin: Callable[[Any], None] | None = None
+    ) -> None:
+        """Bring task and data to the device and put everything together; `begin` sets the weights of a new run."""
         check_task(task)
         settings = self.settings
         torch.set_num_threads(self.decided.threads)
@@ -92,13 +102,51 @@ class Trainer:
             self.observers.note(f"the loaders decide about batches: {', '.join(roles.unused)} is not used", "warning")
         self.train = roles.train(settings.train.accumulate, reducer.num_shards)
         self.val = roles.evaluation("val", settings.train.limit_val_batches)
+        self._check_data(task)
         self.plan = self._planner(self.train)
         view = lightning.TrainerView(self._where, self.plan.num_steps, self.train.plan.steps_per_epoch)
         with precision.applied():
+            if begin is not None:
+                self._measure(task, transforms, found, precision)
+                begin(task)
             self.parts: Assembly = assemble(
                 task, self.train, settings, self.decided, self.plan.num_steps, transforms, view, self.observers.note
             )
+        self.parts.program.profile = self.profile
+        if self.parts.step is not None:
+            self.parts.step.forward.mark = self.profile
         self._register()
+
+    def _check_data(self, task: Any) -> None:
+        check = getattr(task, "check_data", None)
+        for name, role in (("train", self.train), ("val", self.val)):
+            if check is not None and role is not None:
+                check(name, role.source)
+
+    def _measure(self, task: Any, transforms: Sequence[Any], found: Accelerator, precision: Precision) -> None:
+        """Let the task measure training samples, before its weights are copied anywhere."""
+        measure = getattr(task, "measure", None)
+        if measure is not None:
+            source = self.train.source
+            with torch.no_grad():
+                measure(lambda count: show.sample(source, count, transforms, found.device, precision.dtype))
+
+    def look(self) -> Model:
+        """The model's layers, seen at work on two samples; a LightningModule's hooks are not called for that."""
+        parts = self.parts
+        forward = parts.forward("predict", self.loss_weights)
+
+        def predict() -> None:
+            try:
+                with parts.precision.applied():
+                    batch = show.sample(
+                        self.train.source, 2, parts.transforms, parts.accelerator.device, parts.precision.dtype
+                    )
+                    forward.compute(batch, 0)
+            finally:
+                parts.train_stage.enter()
+
+        return look_at(parts.task, predict if isinstance(parts.task, Task) else None)
 
     def _planner(self, train: Role) -> Planner:
         section = self.settings.train
@@ -118,7 +166,10 @@ class Trainer:
         self.best = Best(section.monitor, section.mode)
         self.patience = Patience(self.settings.train.early_stopping)
         self.journal = Journal(
-            self.parts.train_stage, self.observers, self.parts.step.latch if self.parts.step else None
+            self.parts.train_stage,
+            self.observers,
+            self.parts.step.latch if self.parts.step else None,
+            self.parts.accelerator,
         )
         registry = self.parts.registry
         registry.register("journal", self.journal)
@@ -143,6 +194,7 @@ class Trainer:
             stack.enter_context(explained(self.parts.accelerator, self.settings.data.batch_size))
             call_hook(self.parts.task, "on_fit_start")
             self._rehearse_evaluation()
+            self._show_inputs()
             self._loop()
 
     def _loop(self) -> None:
@@ -152,15 +204,15 @@ class Trainer:
         self.parts.train_stage.enter()
         self._clock = time.perf_counter()
         self.journal.start_clock()
+        if self.profile:
+            self.profile.start_clock()
         try:
             if progress.step:  # a run that was stopped at a boundary may have left something undone there
                 self._at_boundary(plan.due(progress.step))
             while progress.step < plan.num_steps and not progress.ended and not self.stop():
                 if progress.step % self.train.plan.steps_per_epoch == 0:
                     call_hook(task, "on_train_epoch_start")
-                boundary = plan.next_boundary(progress.step)
-                progress.step = self.parts.program.run(progress.step, boundary, self.stop)
-                self.journal.flush()
+                self._advance(plan.next_boundary(progress.step))
                 self._at_boundary(plan.due(progress.step))
         except Interrupted:
             self._stop_here()
@@ -168,6 +220,53 @@ class Trainer:
             self._stop_here()
         call_hook(task, "on_train_end")
         call_hook(task, "on_fit_end")
+
+    def _advance(self, boundary: int) -> None:
+        """Train up to a boundary, or to where a trace ends before it."""
+        progress, profile = self.progress, self.profile
+        visibly = self.settings.observe.tensorboard == 2 and self.plan.due(boundary).evaluate
+        run = self.parts.program.run_visibly if visibly else self.parts.program.run
+        end = profile.end_of_trace(progress.step, boundary, self.plan.num_steps) if profile else None
+        if profile and end is not None:
+            with profile.traced():
+                progress.step = run(progress.step, end, self.stop)
+        if end != boundary and not self.stop():
+            progress.step = run(progress.step, boundary, self.stop)
+        if profile:
+            profile.settle()
+        with timed(profile, "logging"):
+            self.journal.flush()
+
+    @property
+    def _shows(self) -> bool:
+        """Whether somebody wants to see more than numbers."""
+        return self.settings.observe.tensorboard == 2 or bool(self.settings.observe.loggers)
+
+    def _show_inputs(self) -> None:
+        """At the start of a run: some training samples, and the network."""
+        if not self._shows or self.progress.step:
+            return
+        network = self.look().network()
+        shown: dict[str, Exhibit] = {**show.inputs(self.parts), **({"model": network} if network else {})}
+        self._exhibit(0, shown)
+
+    def _show_results(self, epoch: int) -> None:
+        """After an evaluation: figures of the task, and distributions of parameters and gradients."""
+        if not self._shows or self.val is None:
+            return
+        shown = self._distributions() if self.settings.observe.tensorboard == 2 else {}
+        with self.parts.average.swapped_in() if self.parts.average else nullcontext():
+            shown.update(show.results(self.parts, self.val, self.loss_weights))
+        self._exhibit(epoch, shown)
+
+    def _distributions(self) -> dict[str, Exhibit]:
+        step = self.parts.step
+        scaled = step is not None and step.scaler is not None and step.clip is None
+        return show.distributions(self.parts.task, step.scaler.get_scale() if scaled and step else 1.0)
+
+    def _exhibit(self, epoch: int, shown: dict[str, Exhibit]) -> None:
+        if shown:
+            self.observers.notify(Exhibited(self.progress.step, epoch, shown))
 
     def _stop_here(self) -> None:
         self._save()
@@ -177,19 +276,22 @@ class Trainer:
         """What is due after a step; each thing once, also when a run is continued here."""
         progress = self.progress
         if due.log and progress.logged_at != progress.step:
-            self._log()
+            with timed(self.profile, "logging"):
+                self._log()
         best = False
         if (due.evaluate or due.epoch_end) and progress.evaluated_at != progress.step:
-            with self.journal.excluded():
+            with self.journal.excluded(), timed(self.profile, "evaluation"):
                 best = self._end_epoch(due)
         wanted = due.checkpoint or progress.ended or self._minutes_are_over()
         if best or (wanted and progress.saved_at != progress.step):
-            self._save(best)
+            with timed(self.profile, "saving"):
+                self._save(best)
 
     def _log(self) -> None:
         progress = self.progress
         step = progress.step
         rate = {} if self.parts.configured else {"lr": self.parts.rate(step - 1)}
+        rate["time/seconds"] = progress.seconds + time.perf_counter() - self._clock
         samples = self.train.plan.samples_before(step)
         self.journal.begin(step, (step - 1) // self.train.plan.steps_per_epoch, samples, rate)
         progress.logged_at = step
@@ -213,7 +315,10 @@ class Trainer:
             self.observers.note(f"the learning rate drops to {self.parts.rate(progress.step):g}")
         progress.values, progress.evaluated_at = {**progress.values, **values}, progress.step
         seconds = self._count_seconds()
-        self.observers.notify(EpochEnded(progress.step, epoch, values, seconds, best))
+        logged = {**values, "time/seconds": progress.seconds}
+        self.observers.notify(EpochEnded(progress.step, epoch, logged, seconds, best))
+        if due.evaluate:
+            self._show_results(epoch)
         return best
 
     @property

@@ -4,7 +4,10 @@ import math
 from collections.abc import Iterable, Sequence
 
 from isoscale.observe.events import Ended, EpochEnded, Logged, Note, Started
+from isoscale.observe.layers import layer_lines
 
+MOST_METRICS = 3
+"""Of each stage, in the line of an epoch; metrics.jsonl has them all."""
 VALUE_WIDTH = 7
 LABEL_WIDTH = 12
 
@@ -62,7 +65,8 @@ def label_width(rows: Iterable[tuple[str, str]]) -> int:
 
 def start_lines(event: Started) -> list[str]:
     """The start-up summary."""
-    return [heading(event), *table(start_rows(event))]
+    layers = layer_lines(event.layers)
+    return [heading(event), *table(start_rows(event)), *(["", *layers] if layers else [])]
 
 
 def start_rows(event: Started) -> list[tuple[str, str]]:
@@ -121,7 +125,8 @@ def _groups(values: dict[str, float]) -> list[str]:
     stages: dict[str, dict[str, float]] = {"train": {}, "val": {}, "test": {}, "": {}}
     for name, value in values.items():
         stage, metric = split_stage(name)
-        stages[stage][metric] = value
+        if len(stages[stage]) < MOST_METRICS and not name.startswith("time/"):
+            stages[stage][metric] = value
     return [_group(stage, metrics) for stage, metrics in stages.items() if metrics]
 
 

@@ -1,7 +1,7 @@
 """Load a recipe: find it, lay it over what it extends, apply overrides, check it, and keep every origin."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ class LoadedRecipe:
         from isoscale.recipe.yaml_writer import write_yaml
 
         return write_yaml(self.values, self.origins)
+
+
+def load_resolved(path: Path) -> LoadedRecipe:
+    """Load a recipe that was written by `to_yaml`, with the origins that its values had then."""
+    from isoscale.recipe.yaml_writer import read_origins
+
+    loaded = load_recipe(path)
+    return replace(loaded, origins=read_origins(path.read_text(encoding="utf-8"), loaded.origins))
 
 
 def load_recipe(

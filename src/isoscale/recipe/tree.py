@@ -51,6 +51,14 @@ def origins(node: Node, path: KeyPath = ()) -> dict[KeyPath, str]:
     return found
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Plain values by key as people write it: `optimizer.lr`; a list is one value."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {prefix + key: value}
+    return found
+
+
 def children(value: Any) -> list[tuple[str | int, Any]]:
     """The entries of a mapping or a list with their keys; nothing for a scalar."""
     if isinstance(value, dict):

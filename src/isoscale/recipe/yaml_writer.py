@@ -13,10 +13,25 @@ from isoscale.recipe.yaml_reader import resolves_to_text
 _PLAIN_TEXT = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*(?: [A-Za-z0-9_./+-]+)*")
 _UNPRINTABLE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
+_LINE = re.compile(r":(\d+)$")
+_BEHIND = "  # "
+"""What stands between a value and its origin."""
+
 
 def write_yaml(values: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> str:
     """The values as YAML in block style, each line of a value ending in its origin."""
     return "\n".join(_block(dict(values), (), origins)) + "\n"
+
+
+def read_origins(text: str, origins: Mapping[KeyPath, str]) -> dict[KeyPath, str]:
+    """The origins that a resolved recipe names behind its values; `origins` says at which line each value stands."""
+    lines = text.splitlines()
+    return {path: _behind(where, lines) for path, where in origins.items()}
+
+
+def _behind(where: str, lines: list[str]) -> str:
+    line = _LINE.search(where)
+    return lines[int(line[1]) - 1].rpartition(_BEHIND)[2].strip() if line else where
 
 
 def _block(value: Any, path: KeyPath, origins: Mapping[KeyPath, str]) -> list[str]:
@@ -44,7 +59,7 @@ def _inline(value: Any, path: KeyPath, origins: Mapping[KeyPath, str]) -> str | 
     sources = {origins.get((*path, key), DEFAULT) for key, _ in entries} or {origins.get(path, DEFAULT)}
     if entries and (isinstance(value, dict) or len(sources) > 1 or any(_is_container(child) for _, child in entries)):
         return None
-    return f"{_scalar_or_list(value)}  # {_UNPRINTABLE.sub('?', sources.pop())}"
+    return f"{_scalar_or_list(value)}{_BEHIND}{_UNPRINTABLE.sub('?', sources.pop())}"
 
 
 def _is_container(value: Any) -> bool:
