@@ -1,6 +1,7 @@
 """What every test may rely on."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,21 @@ def shared() -> Path:
     if not Path(folder).is_dir():
         pytest.fail(f"ISOSCALE_SHARED is {folder!r}, which is not a folder")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Callable[[str], Path]:
+    """The folder of a real data set, as tests/stage_data.py put it there; without it the test skips."""
+
+    def find(name: str) -> Path:
+        folder = os.environ.get("ISOSCALE_TEST_DATA")
+        if not folder:
+            pytest.skip("needs real data: run tests/stage_data.py DIR and set ISOSCALE_TEST_DATA to DIR")
+        if not (Path(folder) / name).is_dir():
+            pytest.skip(f"needs {name}, which tests/stage_data.py could not stage in {folder}")
+        return Path(folder) / name
+
+    return find
 
 
 @pytest.fixture(scope="session", autouse=True)

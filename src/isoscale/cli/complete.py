@@ -40,3 +40,15 @@ def runs(incomplete: str) -> list[str]:
 def checkpoints(incomplete: str) -> list[str]:
     """The pointers that every run has."""
     return [name for name in ("best", "last") if name.startswith(incomplete)]
+
+
+def published(incomplete: str) -> list[str]:
+    """Data sets and weights that can be fetched."""
+    from isoscale.science.catalog import CATALOG
+
+    return [name for name in CATALOG if name.startswith(incomplete)]
+
+
+def described(incomplete: str) -> list[str]:
+    """All that `data info` knows: what can be fetched, and recipes with their keys."""
+    return [*published(incomplete), *recipes(incomplete)]

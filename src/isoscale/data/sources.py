@@ -2,7 +2,7 @@
 
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,9 +30,10 @@ class Source(Protocol):
 class TensorSource:
     """Samples held in memory, as tensors that share their first dimension."""
 
-    def __init__(self, tensors: Batch) -> None:
-        """A dict, list or tuple of tensors or arrays, one row a sample."""
+    def __init__(self, tensors: Batch, classes: Sequence[str] | None = None) -> None:
+        """A dict, list or tuple of tensors or arrays, one row a sample; `classes` names what labels stand for."""
         self.tensors = _as_tensors(tensors)
+        self.classes = classes
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(self.tensors)}
         if len(lengths) != 1:
             raise UserError(f"every tensor needs one row a sample, but the numbers of rows are {sorted(lengths)}")
@@ -54,6 +55,11 @@ class Subset:
         """The samples of `source` at `indices`."""
         self.source = source
         self.indices = indices
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """What labels stand for, where the whole source says so."""
+        return getattr(self.source, "classes", None)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -113,6 +119,15 @@ def is_vectorised(source: Source) -> bool:
 def is_rows(source: Source) -> bool:
     """Whether a sample is one row of each tensor, so that many samples can be fetched at once and cut apart."""
     return is_rows(source.source) if isinstance(source, Subset) else isinstance(source, TensorSource)
+
+
+def column(source: Source, key: str) -> Tensor | None:
+    """One tensor of every sample, where all of them are in memory: the labels, say."""
+    if isinstance(source, Subset):
+        whole = column(source.source, key)
+        return None if whole is None else whole[source.indices]
+    tensors = source.tensors if isinstance(source, TensorSource) else None
+    return tensors[key] if isinstance(tensors, dict) and isinstance(tensors.get(key), Tensor) else None
 
 
 def nbytes(source: Source) -> int:

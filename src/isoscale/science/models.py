@@ -1,5 +1,6 @@
 """Networks that several sciences use."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -33,6 +34,7 @@ class MLP(nn.Module):
         super().__init__()
         if len(widths) < 2:
             raise UserError(f"an MLP needs at least an input and an output width, not {list(widths)}")
+        self.num_in = widths[0]
         layers: list[nn.Module] = []
         for number, (width_in, width_out) in enumerate(pairwise(widths)):
             layers.append(nn.Linear(width_in, width_out))
@@ -44,6 +46,12 @@ class MLP(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """From (batch, widths[0]) to (batch, widths[-1])."""
+        if input.shape[-1] != self.num_in:
+            raise UserError(
+                f"this MLP takes {self.num_in} numbers a sample, but gets a batch of shape {tuple(input.shape)}: set "
+                f"task.model.widths to begin with {math.prod(input.shape[1:])}"
+                + (", and add flatten to data.transforms" if input.dim() > 2 else "")
+            )
         return self.layers(input)
 
 

@@ -1,25 +1,187 @@
 """A task that sorts images into classes."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from isoscale.data.batches import Batch
-from isoscale.engine.task import Supervised
+from isoscale.data.sources import Source, column
+from isoscale.engine.task import Pair, Supervised, Tally
+from isoscale.errors import UserError
+from isoscale.observe.exhibits import Exhibit, Matrix, Pictures, PrecisionRecall
+from isoscale.science.images.metrics import confusion_counts, detection, macro_scores
+
+NUM_SHOWN = 32
+"""Pictures in a grid of predictions."""
+MOST_CURVES = 100
+"""Classes with a precision-recall curve of their own; with more, the most frequent ones have."""
 
 
 class Classifier(Supervised):
-    """Images to classes: cross entropy, accuracy, and predictions with their probability."""
+    """Images to classes: a loss, accuracy, and in evaluations precision, recall and F1 (means over classes)."""
 
-    def __init__(self, model: nn.Module, loss: str = "cross_entropy", label_smoothing: float = 0.0) -> None:
-        """`model` gives a score for each class."""
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str = "cross_entropy",
+        label_smoothing: float = 0.0,
+        class_weights: list[float] | None = None,
+        average_over: Literal["none", "mirror", "mirror and shift"] = "none",
+    ) -> None:
+        """`model` gives a score for each class; evaluations may average its scores over variants of each image."""
         super().__init__(model, loss, metrics=["accuracy"])
+        weights = None if class_weights is None else torch.tensor(class_weights)
+        self.register_buffer("class_weights", weights, persistent=False)
         if label_smoothing:
             self._loss = partial(self._loss, label_smoothing=label_smoothing)
+        self._variants = VARIANTS[average_over]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Pair:
+        """The loss and the accuracy."""
+        images, target = self.split(batch)
+        scores = self.model(images)
+        self.log("accuracy", self._metrics["accuracy"](scores.detach(), target))
+        return self._weighted_loss(scores, target)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Pair:
+        """The loss, the accuracy, and the counts from which precision, recall and F1 follow."""
+        images, target = self.split(batch)
+        scores = self.scores(images)
+        self.log("accuracy", self._metrics["accuracy"](scores, target))
+        self.log("confusion", Tally(confusion_counts(scores.argmax(1), target, scores.shape[1]), macro_scores))
+        return self._weighted_loss(scores, target)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Pair:
+        """As in validation."""
+        return self.validation_step(batch, batch_idx)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
         """The class of each image, and the probability of every class."""
-        probability = torch.softmax(self.model(self.split(batch)[0]).float(), 1)
+        images = self.split(batch)[0] if isinstance(batch, dict | list | tuple) else batch
+        probability = torch.softmax(self.scores(images).float(), 1)
         return {"class": probability.argmax(1), "probability": probability}
+
+    def scores(self, images: Tensor) -> Tensor:
+        """The model's scores, averaged over the variants of each image."""
+        variants = self._variants(images)
+        if len(variants) == 1:
+            return self.model(images)
+        return torch.stack([weight * self.model(variant).float() for variant, weight in variants]).sum(0)
+
+    def _weighted_loss(self, scores: Tensor, target: Tensor) -> Pair:
+        if self.class_weights is None:
+            return self._loss(scores, target)
+        return self._loss(scores, target, weight=self.class_weights.to(scores.dtype))
+
+    def check_data(self, role: str, source: Source) -> None:
+        """Refuse labels that the model has no score for."""
+        target = column(source, self._keys[1])
+        num_classes = self._num_classes()
+        if target is None or num_classes is None or not len(target):
+            return
+        low, high = int(target.min()), int(target.max())
+        if low < 0 or high >= num_classes:
+            raise UserError(
+                f"the labels of the {role} data run from {low} to {high}, but the model has {num_classes} classes, "
+                f"numbered from 0; set the size of its last layer to {high + 1} or correct the labels"
+            )
+
+    def _num_classes(self) -> int | None:
+        """As many as the last linear layer has outputs."""
+        linear = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
+        return linear[-1].out_features if linear else None
+
+    def show_inputs(self, source: Source, batch: Batch) -> dict[str, Exhibit]:
+        """Some training images as the network sees them, or as they are stored where it sees rows of numbers."""
+        images, target = self.split(batch)
+        pixels = as_pixels(images)
+        if pixels is None:
+            pixels = as_pixels(self.split(source.fetch(torch.arange(len(target))))[0])
+        names = class_names(source, 1 + int(target.max()))
+        return {} if pixels is None else {"inputs": Pictures(pixels, [names[int(label)] for label in target])}
+
+    def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Exhibit]:
+        """The confusion matrix, precision-recall curves, and a grid of predictions."""
+        probability, predicted = outputs["probability"], outputs["class"]
+        indices = torch.arange(len(predicted))
+        target = column(source, self._keys[1])
+        target = self.split(source.fetch(indices))[1] if target is None else target[: len(predicted)]
+        names = class_names(source, probability.shape[1])[: probability.shape[1]]
+        counts = confusion_counts(predicted, target, len(names)).numpy()
+        shown: dict[str, Exhibit] = {"confusion": Matrix(counts, names)}
+        frequent = torch.argsort(torch.from_numpy(counts.sum(1)), descending=True, stable=True)[:MOST_CURVES]
+        shown["precision_recall"] = PrecisionRecall(
+            {names[index]: detection(probability[:, index], target == index) for index in sorted(frequent.tolist())}
+        )
+        pixels = as_pixels(self.split(source.fetch(indices[:NUM_SHOWN]))[0])
+        if pixels is not None:
+            shown["predictions"] = _predictions(pixels, names, probability, predicted, target)
+        return shown
+
+
+def _predictions(
+    pixels: np.ndarray, names: list[str], probability: Tensor, predicted: Tensor, target: Tensor
+) -> Pictures:
+    captions, right = [], []
+    for index in range(len(pixels)):
+        guess, truth = int(predicted[index]), int(target[index])
+        words = f"{names[guess]} {100 * float(probability[index, guess]):.0f} %"
+        captions.append(words if guess == truth else f"{words}, is {names[truth]}")
+        right.append(guess == truth)
+    return Pictures(pixels, captions, right)
+
+
+def class_names(source: Any, num_classes: int) -> list[str]:
+    """The names of the classes that a source knows, or their numbers."""
+    known = getattr(source, "classes", None)
+    return list(known) if known is not None and len(known) >= num_classes else [str(n) for n in range(num_classes)]
+
+
+def as_pixels(images: Tensor) -> np.ndarray | None:
+    """Images (n, channels, height, width) or (n, height, width) as bytes (n, height, width, 3); None for others.
+
+    Values are stretched from their smallest to their largest; images of more than three channels show the first.
+    """
+    if images.dim() == 3:
+        images = images[:, None]
+    if images.dim() != 4:
+        return None
+    if images.dtype != torch.uint8 or int(images.max()) < 128:
+        values = images.float()
+        low, high = values.min(), values.max()
+        images = ((values - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
+    colours = images if images.shape[1] == 3 else images[:, :1].expand(-1, 3, -1, -1)
+    return colours.permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def _alone(images: Tensor) -> list[tuple[Tensor, float]]:
+    return [(images, 1.0)]
+
+
+def _mirrored(images: Tensor) -> list[tuple[Tensor, float]]:
+    return [(images, 0.5), (images.flip(3), 0.5)]
+
+
+def _mirrored_and_shifted(images: Tensor) -> list[tuple[Tensor, float]]:
+    """Half of the weight for the images in place, half for them one pixel off, up left and down right."""
+    padded = nn.functional.pad(images, (1, 1, 1, 1), "reflect")
+    shifted = (padded[:, :, :-2, :-2], padded[:, :, 2:, 2:])
+    return [
+        (variant, share * weight)
+        for each, share in ((images, 0.5), *((each, 0.25) for each in shifted))
+        for variant, weight in _mirrored(each)
+    ]
+
+
+VARIANTS: dict[str, Callable[[Tensor], list[tuple[Tensor, float]]]] = {
+    "none": _alone,
+    "mirror": _mirrored,
+    "mirror and shift": _mirrored_and_shifted,
+}
+"""Variants of images over which evaluations average, with their weights."""

@@ -1,0 +1,249 @@
+"""`isoscale data`: fetch data sets and weights, and look at what is there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isoscale.cli import complete
+from isoscale.cli.output import print_json
+
+if TYPE_CHECKING:
+    from isoscale.data.fetch import Fetching, Report
+    from isoscale.data.published import Entry
+
+app = typer.Typer(help="Fetch data, and look at it.", no_args_is_help=True)
+
+
+@app.command()
+def get(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="What to fetch; left out, a list.", autocompletion=complete.published),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="The data folder; by default $ISOSCALE_DATA, or data."),
+    ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Take files that lie in DIR or below it, instead of the network."),
+    ] = None,
+    mirror: Annotated[
+        str | None, typer.Option("--mirror", metavar="URL", help="Another address that holds the published files.")
+    ] = None,
+) -> None:
+    """Fetch a data set or weights, check them, and put them where recipes look for them."""
+    from isoscale.data.fetch import Fetching
+    from isoscale.data.files import data_folder
+    from isoscale.errors import UserError
+
+    if name is None:
+        _print_catalog()
+        return
+    if from_ is not None and mirror is not None:
+        raise UserError("--from takes files from a folder and --mirror from the network; leave one of them out")
+    entry = _entry(name)
+    fetching = Fetching(entry, to or data_folder())
+    _bring(fetching, from_, mirror)
+    print(f"next: {entry.usage.format(folder=fetching.home)}")
+
+
+def _bring(fetching: "Fetching", folder: Path | None, mirror: str | None) -> None:
+    name, home = fetching.entry.name, fetching.home
+    if not fetching.wanted:
+        print(f"{name} is in {home} already, and whole")
+        return
+    for path in fetching.damaged:
+        print(f"{path} is damaged and will be replaced")
+    if folder is not None:
+        fetching.from_folder(folder)
+    else:
+        with _progress() as report:
+            fetching.from_network(mirror, report)
+    print(f"{name} is in {home}")
+
+
+@contextmanager
+def _progress() -> Iterator["Report"]:
+    """Bars on a terminal; nothing in a log."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    bars: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+
+        def report(name: str, done: int, total: int | None) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name)
+            progress.update(bars[name], completed=done, total=total)
+
+        yield report
+
+
+def _print_catalog() -> None:
+    from isoscale.science.catalog import CATALOG
+
+    width = max(map(len, CATALOG))
+    for entry in CATALOG.values():
+        print(f"{entry.name:<{width}}  {entry.title}")
+    print("\nfetch one: isoscale data get NAME")
+
+
+def _entry(name: str) -> "Entry":
+    from isoscale.errors import UserError
+    from isoscale.recipe.problems import nearest
+    from isoscale.science.catalog import CATALOG
+
+    if name not in CATALOG:
+        suggestion = nearest(name, CATALOG)
+        meant = f'; did you mean "{suggestion}"?' if suggestion else f"; there is {', '.join(CATALOG)}"
+        raise UserError(f'there is nothing called "{name}" to fetch{meant}')
+    return CATALOG[name]
+
+
+@app.command()
+def info(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="A data set, weights, or a recipe; left out, all.", autocompletion=complete.described
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Changes of a recipe, such as data.path=DIR."),
+    ] = None,
+    path: Annotated[
+        str | None, typer.Option("--path", metavar="DIR", help="Where a data set's files lie, if not as usual.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+) -> None:
+    """Say what data there is: samples, shapes, types, values, classes, and whether the files are right."""
+    from isoscale.errors import UserError
+    from isoscale.science.catalog import CATALOG
+
+    if path is not None and name not in CATALOG:
+        raise UserError(f"--path says where a data set lies: name one of {', '.join(CATALOG)}")
+    if name is None:
+        _show_all(as_json)
+        return
+    is_recipe = name not in CATALOG and ("/" in name or "." in name)
+    described = _recipe_facts(name, overrides or []) if is_recipe else _published_facts(_entry(name), path)
+    if as_json:
+        print_json(described)
+    else:
+        _print_facts(described)
+
+
+def _show_all(as_json: bool) -> None:
+    """What is there of all that can be fetched; quick, so that nothing is read."""
+    from isoscale.data.files import data_folder
+    from isoscale.science.catalog import CATALOG
+
+    entries = {name: presence(entry) for name, entry in CATALOG.items()}
+    if as_json:
+        print_json({"folder": str(data_folder()), "entries": entries})
+        return
+    width = max(map(len, CATALOG))
+    print(f"data folder: {data_folder()}")
+    for name, facts in entries.items():
+        there = f"{facts['path']}, {_megabytes(facts['bytes'])}" if facts["present"] else f"isoscale data get {name}"
+        print(f"  {name:<{width}}  {'there  ' if facts['present'] else 'missing'}  {there}")
+
+
+def presence(entry: "Entry", path: str | None = None) -> dict[str, Any]:
+    """Whether all files of an entry are there, where, and how large they are."""
+    from isoscale.data.published import locate
+    from isoscale.errors import UserError
+
+    try:
+        files = locate(entry, path)
+    except UserError:
+        return {"present": False, "path": None, "bytes": 0}
+    folder = next(iter(files.values())).parent
+    return {"present": True, "path": str(folder), "bytes": sum(file.stat().st_size for file in files.values())}
+
+
+def _published_facts(entry: "Entry", path: str | None) -> dict[str, Any]:
+    from isoscale.data.files import wrong_files
+    from isoscale.data.published import locate
+    from isoscale.recipe.components import instantiate
+    from isoscale.science.catalog import DATA_SETS
+
+    files = locate(entry, path)
+    checked = {key: file for key, file in files.items() if key in entry.files}
+    wrong = [str(file) for file in wrong_files(checked, entry.files)]
+    facts = {"name": entry.name, "title": entry.title, **presence(entry, path), "damaged": wrong}
+    facts["checksum"] = None if not checked else not wrong
+    if entry.name in DATA_SETS and not wrong:
+        facts["roles"] = _roles(instantiate({"class": entry.name, "path": path, "val": 0}))
+    return facts
+
+
+def _recipe_facts(name: str, overrides: list[str]) -> dict[str, Any]:
+    from isoscale.recipe.components import data_spec, instantiate
+    from isoscale.recipe.load import load_recipe
+
+    loaded = load_recipe(name, overrides, check_components=True)
+    data = instantiate(data_spec(loaded.recipe.data))
+    return {"name": loaded.name, "title": f"the data of {name}: {loaded.recipe.data.class_}", "roles": _roles(data)}
+
+
+def _roles(data: Any) -> dict[str, Any]:
+    from isoscale.data.describe import describe
+    from isoscale.data.sources import ROLES, Sources
+    from isoscale.errors import UserError
+
+    if not isinstance(data, Sources):
+        raise UserError(f"the data is a {type(data).__name__}, which does not say how many samples of what it has")
+    sources = {role: getattr(data, role) for role in ROLES}
+    return {role: describe(source) for role, source in sources.items() if source is not None}
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    from isoscale.observe.text import table
+
+    rows = _file_rows(facts) if "path" in facts else []
+    for role, described in facts.get("roles", {}).items():
+        rows += _role_rows(role, described)
+    print("\n".join([facts["title"], *table(rows)]))
+
+
+def _file_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    verdicts = {True: "the published files", False: f"damaged: {', '.join(facts['damaged'])}", None: "not checked"}
+    rows = [("files", f"{facts['path']}, {_megabytes(facts['bytes'])}"), ("checksum", verdicts[facts["checksum"]])]
+    return rows + [("repair", f"isoscale data get {facts['name']}")] * bool(facts["damaged"])
+
+
+def _role_rows(role: str, described: dict[str, Any]) -> list[tuple[str, str]]:
+    looked_at = described["looked_at"]
+    of_some = f", values of {looked_at:,} of them" if looked_at < described["samples"] else ""
+    rows = [(role, f"{described['samples']:,} samples{of_some}")]
+    for name, tensor in described["tensors"].items():
+        shape = "×".join(map(str, tensor["shape"])) or "one value"
+        rows.append((f"  {name}", f"{tensor['dtype']}, {shape}, {_range(tensor)}"))
+    for counts in described["classes"].values():
+        rows.append(("  classes", "\n".join(_wrapped(counts))))
+    return rows
+
+
+def _range(tensor: dict[str, Any]) -> str:
+    from isoscale.observe.text import plain_number
+
+    low, high = tensor["min"], tensor["max"]
+    return "no values" if low is None else f"{plain_number(low)} to {plain_number(high)}"
+
+
+def _wrapped(counts: dict[str, int]) -> list[str]:
+    """A handful of classes a line, the first hundred of them."""
+    words = [f"{name} {count:,}" for name, count in counts.items()][:100]
+    return [", ".join(words[start : start + 5]) for start in range(0, len(words), 5)]
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB"

@@ -1,0 +1,232 @@
+"""Look at this machine as a run will find it: one finding a question, each with what to do about it."""
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from isoscale._version import __version__
+from isoscale.observe.machine import total_memory, usable_cores, usable_memory
+
+GIB = 2**30
+ENOUGH_DISK = 2 * GIB
+ENOUGH_MEMORY = 2 * GIB
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+STEP_SIZE = 512
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one subject."""
+
+    subject: str
+    verdict: Literal["ok", "warning", "problem"]
+    text: str
+    advice: str = ""
+    """What to do, unless all is well."""
+
+
+def examine() -> Iterator[Finding]:
+    """Every finding about this machine, as it is made."""
+    for check in CHECKS:
+        yield from check()
+
+
+def python_version() -> Iterator[Finding]:
+    """The interpreter and the packages that everything stands on."""
+    supported = (3, 11) <= sys.version_info[:2] < (3, 14)
+    advice = "" if supported else "use Python 3.11, 3.12 or 3.13"
+    yield Finding("python", "ok" if supported else "problem", f"{platform.python_version()}, {sys.executable}", advice)
+    yield Finding("isoscale", "ok", f"{__version__}, {Path(__file__).parents[1]}")
+
+
+def torch_build() -> Iterator[Finding]:
+    """Which torch this is, and for which devices it was built."""
+    builds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": getattr(torch.version, "xpu", None)}
+    built_for = [f"{name} {version}" for name, version in builds.items() if version]
+    yield Finding("torch", "ok", f"{torch.__version__}, built for {', '.join(built_for) or 'the CPU alone'}")
+
+
+def devices() -> Iterator[Finding]:
+    """Accelerators that torch can use, and drivers that it cannot."""
+    for device in _accelerators():
+        yield Finding("device", "ok", _device_words(device))
+    if NVIDIA_DRIVER.exists() and not torch.cuda.is_available():
+        yield _unused_nvidia()
+    elif not _accelerators():
+        yield Finding("device", "ok", "cpu; no accelerator found")
+
+
+def _unused_nvidia() -> Finding:
+    if torch.version.cuda is None:
+        text = "there is an NVIDIA driver, but this torch is built without CUDA"
+        return Finding("device", "warning", text, "install a CUDA build of torch (see pytorch.org, Get Started)")
+    text = f"there is an NVIDIA driver, but torch, built for CUDA {torch.version.cuda}, finds no usable GPU"
+    advice = "check nvidia-smi, CUDA_VISIBLE_DEVICES and whether the driver is new enough for this CUDA"
+    return Finding("device", "problem", text, advice)
+
+
+def _accelerators() -> list[torch.device]:
+    found = [
+        torch.device(kind, index)
+        for kind, module in (("cuda", torch.cuda), ("xpu", torch.xpu))
+        if module.is_available()
+        for index in range(module.device_count())
+    ]
+    return found + [torch.device("mps")] * torch.backends.mps.is_available()
+
+
+def _device_words(device: torch.device) -> str:
+    if device.type == "mps":
+        return "mps"
+    module = torch.cuda if device.type == "cuda" else torch.xpu
+    memory = module.get_device_properties(device).total_memory
+    return f"{device} ({module.get_device_name(device)}, {_gib(memory)})"
+
+
+def training_step() -> Iterator[Finding]:
+    """A small real step, forward and backward, on each device."""
+    for device in (torch.device("cpu"), *_accelerators()):
+        try:
+            _step(device)  # the first one loads libraries
+            start = time.perf_counter()
+            _step(device)
+            seconds = time.perf_counter() - start
+        except Exception as error:
+            text = f"{device}: {type(error).__name__}: {error}"
+            yield Finding("training step", "problem", text.partition("\n")[0], "this torch does not fit this device")
+        else:
+            yield Finding("training step", "ok", f"{device}: {1e3 * seconds:.2g} ms, {STEP_SIZE} rows of {STEP_SIZE}")
+
+
+def _step(device: torch.device) -> None:
+    """The sum is read back, so that the time is that of the work and not of handing it over."""
+    weights = torch.ones(STEP_SIZE, STEP_SIZE, device=device, requires_grad=True)
+    torch.matmul(torch.ones(STEP_SIZE, STEP_SIZE, device=device), weights).square().mean().backward()
+    assert weights.grad is not None
+    gradient = float(weights.grad.sum())
+    expected = 2.0 * STEP_SIZE**2
+    if abs(gradient - expected) > 1e-2 * expected:
+        raise ArithmeticError(f"the gradients add up to {gradient}, expected {expected}")
+
+
+def cores() -> Iterator[Finding]:
+    """Cores that may be used, against threads that torch will start."""
+    usable, threads = usable_cores(), torch.get_num_threads()
+    words = f"{usable:g} of {os.cpu_count()} cores, {threads} thread{'s' * (threads != 1)} of torch"
+    setting = os.environ.get("OMP_NUM_THREADS")
+    words += f" (OMP_NUM_THREADS={setting})" if setting else ""
+    if threads > usable:
+        advice = f"export OMP_NUM_THREADS={max(1, int(usable))}: more threads than cores wait for each other"
+        yield Finding("cpu", "warning", words, advice)
+    else:
+        yield Finding("cpu", "ok", words)
+
+
+def memory() -> Iterator[Finding]:
+    """Memory that may be used before the system ends the process."""
+    usable, total = usable_memory(), total_memory()
+    limit = f", limited to {_gib(usable)} by a control group" if usable < total else ""
+    is_enough = usable >= ENOUGH_MEMORY
+    advice = "" if is_enough else "ask for more memory (--mem of a Slurm job, --memory of a container)"
+    yield Finding("memory", "ok" if is_enough else "warning", _gib(total) + limit, advice)
+
+
+def tensorboard() -> Iterator[Finding]:
+    """Whether curves can be written."""
+    try:
+        importlib.import_module("torch.utils.tensorboard")
+    except Exception as error:
+        text = f"cannot be imported: {type(error).__name__}: {error}"
+        yield Finding("tensorboard", "problem", text, "pip install tensorboard, or train with observe.tensorboard=0")
+    else:
+        yield Finding("tensorboard", "ok", importlib.metadata.version("tensorboard"))
+
+
+def compiler() -> Iterator[Finding]:
+    """What torch.compile needs on a CPU: a C++ compiler and Python's headers."""
+    candidates = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    found = next((path for name in candidates if name and (path := shutil.which(name))), None)
+    has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    if found and has_headers:
+        yield Finding("compiler", "ok", found)
+        return
+    text = "no C++ compiler" if not found else f"{found}, but Python's headers (Python.h) are missing"
+    advice = "load or install " + ("one such as g++" if not found else "python3-dev")
+    yield Finding("compiler", "warning", text, f"{advice}; without it, train.program=compiled does not work")
+
+
+def extras() -> Iterator[Finding]:
+    """Which groups of optional packages are complete."""
+    groups: dict[str, list[bool]] = {}
+    for requirement in importlib.metadata.requires("isoscale") or []:
+        extra = re.search(r"extra == ['\"]([^'\"]+)", requirement)
+        name = re.match(r"[\w.-]+", requirement)
+        if extra and name:
+            groups.setdefault(extra[1], []).append(_is_installed(name[0]))
+    complete = [name for name, installed in groups.items() if all(installed)]
+    others = [name for name in groups if name not in complete]
+    text = f"installed: {', '.join(complete) or 'none'}" + (f"; not: {', '.join(others)}" if others else "")
+    yield Finding("extras", "ok", text)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def folder(subject: str, path: Path, *, must_be_writable: bool) -> Finding:
+    """Whether files can be written below a folder, which need not be there yet, and how much room there is."""
+    existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    text = f"{path}, {_gib(free)} free"
+    reason = _refusal(existing)
+    if reason:
+        verdict: Literal["warning", "problem"] = "problem" if must_be_writable else "warning"
+        return Finding(subject, verdict, f"{path}: {reason}", f"make {existing} writable, or work in another folder")
+    if free < ENOUGH_DISK:
+        return Finding(subject, "warning", text, "make room: checkpoints and data need it")
+    return Finding(subject, "ok", text)
+
+
+def _refusal(folder: Path) -> str:
+    """Why nothing can be written into a folder; nothing if it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    python_version,
+    torch_build,
+    devices,
+    training_step,
+    cores,
+    memory,
+    tensorboard,
+    compiler,
+    extras,
+)
+"""The questions, in the order in which they are answered."""
