@@ -1,17 +1,17 @@
-"""Scalars for TensorBoard: one chart for each metric, one curve in it for each stage."""
+"""A run in TensorBoard: one chart for each metric, one curve in it for each stage, and whatever else is to be seen."""
 
 import os
-import socket
-import time
-from io import BufferedWriter
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from isoscale.observe.events import EpochEnded, Event, Logged
+from isoscale.observe.event_file import EventFile
+from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Started
+from isoscale.observe.exhibits import Exhibit, Network
 from isoscale.observe.files import failures_in_words
 
-if TYPE_CHECKING:
-    from tensorboard.compat.proto.event_pb2 import Event as EventProto
+FINAL = "final"
 
 
 class TensorBoard:
@@ -19,13 +19,24 @@ class TensorBoard:
 
     TensorBoard draws curves in one chart when they have the same tag and come from different folders, so that each
     stage has a folder: `train` (by step, with what belongs to no stage, such as `lr`), `train_epoch` and `val`.
+    From level 2 on it also shows exhibits, in the folders of their stages, and lists settings beside final metrics.
+    TensorBoard looks for the latter two in one folder, and believes the first settings it finds there: they have the
+    folder `final`, which is written anew at each start.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], purge_step: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        purge_step: int | None = None,
+        level: Literal[1, 2] = 1,
+        note: Callable[[str, Literal["debug"]], None] = lambda text, level: None,
+    ) -> None:
         """Go on in `directory`; values at `purge_step` and later are dropped, because they are logged again."""
         self._directory = Path(directory)
         self._purge_step = purge_step
-        self._files: dict[str, _EventFile] = {}
+        self._level = level
+        self._note = note
+        self._files: dict[str, EventFile] = {}
         if purge_step is not None and self._directory.exists():
             with failures_in_words(self._directory):
                 # Every folder has to know at once, also one that the rest of the run never writes to.
@@ -33,70 +44,71 @@ class TensorBoard:
                     self._file(folder.name)
 
     def notify(self, event: Event) -> None:
-        """Write the values of the event, if it has any."""
-        if isinstance(event, Logged | EpochEnded):
-            for folder, values in _by_folder(event.values).items():
-                self._file(folder).write_scalars(event.step, values)
+        """Write what the event has to show, as far as the level asks for it."""
+        match event:
+            case Logged() | EpochEnded():
+                self._write_scalars(event.step, event.values)
+            case Started() if self._level > 1:
+                self._write_settings(event)
+            case Exhibited() if self._level > 1:
+                for name, exhibit in event.exhibits.items():
+                    self._write_exhibit(event.step, name, exhibit)
+            case Ended() if self._level > 1:
+                self._write_end(event)
 
     def close(self) -> None:
         """Close all files."""
         for file in self._files.values():
             file.close()
 
-    def _file(self, folder: str) -> "_EventFile":
+    def _file(self, folder: str) -> EventFile:
         if folder not in self._files:
-            self._files[folder] = _EventFile(self._directory / folder, self._purge_step)
+            self._files[folder] = EventFile(self._directory / folder, self._purge_step)
         return self._files[folder]
 
+    def _write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        from isoscale.observe.summaries import scalars
 
-class _EventFile:
-    """One file of TensorBoard events, written at once.
+        for folder, tagged in _by_folder(values).items():
+            self._file(folder).write(step, summary=scalars(tagged))
 
-    TensorBoard's own EventFileWriter keeps up to two minutes of events in a thread, which a killed run would lose, and
-    imports all of TensorFlow where that is installed; only its record format is used here.
-    """
+    def _write_exhibit(self, step: int, name: str, shown: Exhibit) -> None:
+        from isoscale.observe.summaries import exhibit
 
-    def __init__(self, directory: Path, purge_step: int | None) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        folder, tag = _folder_and_tag(name)
+        if isinstance(shown, Network):
+            self._write_graph(folder, shown)
+        else:
+            self._file(folder).write(step, summary=exhibit(tag, shown))
 
-        directory.mkdir(parents=True, exist_ok=True)
-        self._file: BufferedWriter = (directory / _file_name(time.time_ns())).open("xb")
-        self._records = RecordWriter(self._file)
-        self._write(_event(file_version="brain.Event:2"))
-        if purge_step is not None:
-            self._write(_event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
-        self._file.flush()
+    def _write_graph(self, folder: str, network: Network) -> None:
+        from isoscale.observe.summaries import graph
 
-    def write_scalars(self, step: int, values: dict[str, float]) -> None:
-        """Write one value for each tag and hand them to the operating system."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        try:
+            drawn = graph(network)
+        except Exception as error:  # whatever a network does when it is traced
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            self._note(f"TensorBoard gets no graph of {type(network.module).__name__}: {reason}", "debug")
+        else:
+            self._file(folder).write(0, graph_def=drawn)
 
-        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._write(_event(step=step, summary=Summary(value=scalars)))
-        self._file.flush()
+    def _write_settings(self, event: Started) -> None:
+        from isoscale.observe.summaries import settings
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        if FINAL in self._files:
+            self._files.pop(FINAL).close()
+            shutil.rmtree(self._directory / FINAL)
+        self._file(FINAL).write(event.step, summary=settings(event.settings))
 
-    def _write(self, event: "EventProto") -> None:
-        self._records.write(event.SerializeToString())
+    def _write_end(self, event: Ended) -> None:
+        from isoscale.observe.summaries import ended, scalars
 
-
-def _event(**fields: object) -> "EventProto":
-    from tensorboard.compat.proto.event_pb2 import Event as EventProto
-
-    return EventProto(wall_time=time.time(), **fields)
-
-
-def _file_name(nanoseconds: int) -> str:
-    # TensorBoard reads the files of a folder in the order of their names, so that the name must grow with time.
-    seconds, rest = divmod(nanoseconds, 10**9)
-    return f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
+        values = {_final_tag(name): value for name, value in event.values.items()}
+        self._file(FINAL).write(event.step, summary=scalars(values))
+        self._file(FINAL).write(event.step, summary=ended(event.status))
 
 
-def _by_folder(values: dict[str, float]) -> dict[str, dict[str, float]]:
+def _by_folder(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
     folders: dict[str, dict[str, float]] = {}
     for name, value in values.items():
         folder, tag = _folder_and_tag(name)
@@ -109,3 +121,9 @@ def _folder_and_tag(name: str) -> tuple[str, str]:
     if stage == "train" and metric.endswith("_epoch"):
         return "train_epoch", metric.removesuffix("_epoch")
     return (stage, metric) if stage in ("train", "val", "test") else ("train", name)
+
+
+def _final_tag(name: str) -> str:
+    """`val/accuracy` and `best/val/accuracy` as `accuracy` and `accuracy/best`, which TensorBoard keeps together."""
+    metric = name.removeprefix("best/").removeprefix("val/")
+    return f"{metric}/best" if name.startswith("best/") else metric
