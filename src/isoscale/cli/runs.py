@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from isoscale.cli import complete
+from isoscale.cli import complete, send
 from isoscale.cli.output import print_json
 
-app = typer.Typer(help="Look at runs.", no_args_is_help=True)
+app = typer.Typer(help="Look at runs, and send them on.", no_args_is_help=True)
+app.command("send")(send.send)
 
 TITLES = ("run", "status", "step", "best", "started")
 

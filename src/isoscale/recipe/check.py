@@ -7,6 +7,7 @@ from isoscale.data.config import Data
 from isoscale.engine.config import Optimizer
 from isoscale.recipe.components import check, check_call, check_nested
 from isoscale.recipe.load import LoadedRecipe
+from isoscale.recipe.loggers import logger_problems
 from isoscale.recipe.optimizers import optimizer_problems
 from isoscale.recipe.problems import Problem, RecipeError, with_origin
 from isoscale.recipe.schema import Task
@@ -21,12 +22,12 @@ def check_recipe(loaded: LoadedRecipe) -> None:
 
 
 def component_problems(values: dict[str, Any], schema_problems: Sequence[Problem] = ()) -> list[Problem]:
-    """The problems of task, data and optimizer, from values that need not have passed the schema.
+    """The problems of task, data, optimizer and loggers, from values that need not have passed the schema.
 
     A section that is written under a misspelt name is left alone: its default would be checked in its place.
     """
     misspelt = {problem.suggestion for problem in schema_problems if len(problem.path) == 1}
-    checks = {"task": _check_task, "data": _check_data, "optimizer": _check_optimizer}
+    checks = {"task": _check_task, "data": _check_data, "optimizer": _check_optimizer, "observe": _check_observe}
     problems: list[Problem] = []
     for name, check_section in checks.items():
         section = values.get(name, {})
@@ -53,6 +54,11 @@ def _check_data(section: dict[str, Any]) -> list[Problem]:
 def _check_optimizer(section: dict[str, Any]) -> list[Problem]:
     name = section.get("name", Optimizer().name)
     return optimizer_problems(name, _arguments("optimizer", section)) if isinstance(name, str) else []
+
+
+def _check_observe(section: dict[str, Any]) -> list[Problem]:
+    loggers = section.get("loggers")
+    return logger_problems(loggers) if isinstance(loggers, list) else []
 
 
 def _arguments(name: str, section: dict[str, Any]) -> dict[str, Any]:
