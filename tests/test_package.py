@@ -14,7 +14,9 @@ import pytest
 from isoscale._version import __version__
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("train", "test", "predict", "runs", "recipe")
+COMMANDS = (
+    "train", "test", "predict", "compare", "report", "tensorboard", "runs", "recipe", "data", "init", "doctor",
+)  # fmt: skip
 NEEDED = ("py.typed", "recipes/images/digits.yaml", "science/data/digits.npz", "science/data/DIGITS_LICENSE.txt")
 HEAVY = ("torch", "numpy", "pydantic", "lightning", "torchmetrics", "tensorboard")
 

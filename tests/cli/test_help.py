@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from isoscale.recipe.presets import preset_names
 from tests.helpers import cli
 
 COMMANDS = [
     (), ("train",), ("test",), ("predict",), ("runs",), ("runs", "list"), ("runs", "show"), ("recipe",),
-    ("recipe", "list"), ("recipe", "show"), ("recipe", "check"), ("recipe", "schema"),
+    ("recipe", "list"), ("recipe", "show"), ("recipe", "check"), ("recipe", "schema"), ("recipe", "model"),
+    ("runs", "send"), ("data",), ("data", "get"), ("data", "info"), ("compare",), ("report",), ("tensorboard",),
+    ("init",), ("doctor",),
 ]  # fmt: skip
 COMPLETE = "import sys; sys.argv = ['isoscale']; from isoscale.cli.main import run; run()"
 
@@ -23,7 +26,7 @@ def test_every_command_explains_itself(isoscale, words):
     assert isoscale(*words, "-h").out == shown.out
 
 
-@pytest.mark.parametrize("words", [(), ("runs",), ("recipe",)], ids=" ".join)
+@pytest.mark.parametrize("words", [(), ("runs",), ("recipe",), ("data",)], ids=" ".join)
 def test_a_group_without_a_command_shows_its_help(isoscale, words):
     shown = isoscale(*words)
     assert shown.code == 2 and "Commands" in shown.out + shown.err
@@ -55,7 +58,7 @@ def test_the_shell_completes_commands_recipes_keys_and_runs(tmp_path: Path):
     assert completed("train", "images/dig", cwd=tmp_path) == ["images/digits"]
     assert completed("train", "optimizer.l", cwd=tmp_path) == ["optimizer.lr="]
     assert completed("train", "images/digits", "~data.s", cwd=tmp_path) == ["~data.shuffle", "~data.subset"]
-    assert completed("recipe", "show", "im", cwd=tmp_path) == ["images/digits"]
+    assert set(completed("recipe", "show", "im", cwd=tmp_path)) == set(preset_names())
     assert completed("test", "di", cwd=tmp_path) == ["digits-7"]
     assert completed("predict", "--checkpoint", "b", cwd=tmp_path) == ["best"]
 

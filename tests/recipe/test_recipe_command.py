@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from isoscale.cli.recipe import app
 from isoscale.recipe.load import load_recipe
+from isoscale.recipe.presets import preset_names
 from isoscale.recipe.problems import RecipeError
 
 
@@ -18,8 +19,9 @@ def run(*arguments):
 
 
 def test_list_names_each_preset_with_its_first_line():
-    output = run("list").stdout
-    assert "images/digits  Handwritten digits (8×8, 1,797 images, inside the package)" in output
+    lines = {name: text for name, text in (line.split(maxsplit=1) for line in run("list").stdout.splitlines())}
+    assert lines["images/digits"].startswith("Handwritten digits (8×8, 1,797 images, inside the package)")
+    assert set(lines) == set(preset_names())
 
 
 def test_show_prints_the_resolved_recipe_with_origins():

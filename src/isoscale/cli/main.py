@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from isoscale._version import __version__
-from isoscale.cli import apply, recipe, runs, train
+from isoscale.cli import apply, compare, data, doctor, init, recipe, report, runs, tensorboard, train
 from isoscale.errors import Stopped
 
 INTERRUPTED = 130
@@ -22,8 +22,14 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("test")(apply.test)
 app.command("predict")(apply.predict)
+app.command("compare")(compare.compare)
+app.command("report")(report.report)
+app.command("tensorboard")(tensorboard.tensorboard)
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipe.app, name="recipe")
+app.add_typer(data.app, name="data")
+app.command("init")(init.init)
+app.command("doctor")(doctor.doctor)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,13 +1,26 @@
 """`isoscale recipe`: look at presets, see what a recipe resolves to, and check it before a job waits for it."""
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from isoscale.cli import complete
+from isoscale.cli.output import print_json
 
-app = typer.Typer(help="List, show and check recipes.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from isoscale.layers import Described
+
+app = typer.Typer(help="List, show and check recipes, and look at their models.", no_args_is_help=True)
+
+MOST_ROWS = 50
+"""Of the table of a model's layers: about what fits on a screen."""
+
+
+def _recipes_and_runs(incomplete: str) -> list[str]:
+    return [*complete.runs(incomplete), *complete.recipes(incomplete)]
+
 
 RecipeArgument = Annotated[
     str,
@@ -55,6 +68,70 @@ def check(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
 
     loaded = load_recipe(recipe, overrides or (), check_components=True)
     typer.echo(f"{loaded.name}: ok")
+
+
+@app.command()
+def model(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="A preset, a file, or a run.", autocompletion=_recipes_and_runs),
+    ],
+    overrides: OverridesArgument = None,
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", min=1, metavar="N", help="Layers inside layers, N levels; by default what fits."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every layer as JSON.")] = False,
+) -> None:
+    """Show the layers of a recipe's model: type, output, parameters and size."""
+    from dataclasses import replace
+
+    described = _described(recipe, overrides or [])
+    if depth is not None:
+        described = replace(described, layers=[layer for layer in described.layers if layer.depth <= depth])
+    if as_json:
+        print_json(_as_json(described))
+    else:
+        _print_layers(described, MOST_ROWS if depth is None else len(described.layers))
+
+
+def _described(recipe: str, overrides: list[str]) -> "Described":
+    from isoscale.engine.run_directory import ROOT
+    from isoscale.layers import layers_of_recipe, layers_of_run
+    from isoscale.recipe.load import load_recipe
+    from isoscale.run import Run
+
+    if Run.exists(recipe) or Run.exists(Path(ROOT) / recipe):
+        return layers_of_run(Run.find(recipe), overrides)
+    return layers_of_recipe(load_recipe(recipe, overrides, check_components=True))
+
+
+def _as_json(described: "Described") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    whole = described.layers[0]
+    return {
+        "name": described.name,
+        "num_parameters": whole.num_parameters,
+        "num_trainable": whole.num_trainable,
+        "num_bytes": whole.num_bytes,
+        "without_shapes": described.without_shapes or None,
+        "layers": [asdict(layer) for layer in described.layers],
+    }
+
+
+def _print_layers(described: "Described", most: int) -> None:
+    from isoscale.observe.layers import layer_lines, visible
+
+    layers = described.layers
+    output = "" if described.without_shapes else "output for one sample, "
+    print(f"{described.name}: {layers[0].kind} (layer, type, {output}parameters, size)")
+    print("\n".join(layer_lines(layers, most)))
+    if described.without_shapes:
+        print(f"no shapes: {described.without_shapes}")
+    deepest = max((layer.depth for layer in layers if layer.num_parameters), default=0)
+    if deepest > max((layer.depth for layer in visible(layers, most)), default=0):
+        print(f"--depth {deepest} shows what these layers are made of")
 
 
 @app.command()

@@ -10,8 +10,9 @@ from typing import Any
 
 from isoscale.data.config import Data
 from isoscale.errors import UserError
+from isoscale.recipe import vision
 from isoscale.recipe.arguments import check_arguments
-from isoscale.recipe.names import SHORT_NAMES
+from isoscale.recipe.names import SHORT_NAMES, TORCHVISION, full_name
 from isoscale.recipe.problems import KeyPath, Problem, nearest
 from isoscale.recipe.schema import Task
 from isoscale.recipe.tree import children
@@ -32,7 +33,7 @@ class UnknownComponent(UserError):
 
 def resolve(name: str) -> Callable[..., Any]:
     """The class or function that a short name, `package.module.Class` or `package.module:Class` stands for."""
-    path = SHORT_NAMES.get(name.lower(), name)
+    path = full_name(name)
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     if not module_name or not attribute:
         known = ", ".join(sorted(SHORT_NAMES))
@@ -41,25 +42,32 @@ def resolve(name: str) -> Callable[..., Any]:
         )
     target: Any = _import(module_name, name)
     for part in attribute.split("."):
-        target = _attribute(target, part, module_name)
+        target = _attribute(target, part, module_name, name)
     if not callable(target):
-        raise UnknownComponent(f'"{name}" is a {type(target).__name__}, not a class or function')
-    return target
+        functions = [other for other in _public(target) if other.islower() and callable(getattr(target, other))]
+        message = f'"{name}" is a {type(target).__name__}, not a class or function'
+        raise UnknownComponent(message, _as_written(nearest(attribute, functions), name))
+    return vision.explained(name, target) if vision.has_networks(module_name) else target
 
 
 def _import(module_name: str, name: str) -> ModuleType:
     _make_working_directory_importable()
     try:
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            message = f'there is no module "{error.name}" for "{name}" (looked in {os.getcwd()} and installed packages)'
-            raise UnknownComponent(message) from None
-        raise UnknownComponent(f"importing {module_name} failed: {error}") from error
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"importing {module_name} failed: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-        raise UnknownComponent(message) from error
+        if vision.is_part(module_name):
+            raise UnknownComponent(vision.why_not(error)) from error
+        raise UnknownComponent(_why_not(error, module_name, name)) from error
+
+
+def _why_not(error: Exception, module_name: str, name: str) -> str:
+    """Why a module cannot be imported."""
+    if isinstance(error, ModuleNotFoundError):
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            return f'there is no module "{error.name}" for "{name}" (looked in {os.getcwd()} and installed packages)'
+        return f"importing {module_name} failed: {error}"
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"importing {module_name} failed: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
 
 
 def _make_working_directory_importable() -> None:
@@ -69,11 +77,19 @@ def _make_working_directory_importable() -> None:
     importlib.invalidate_caches()
 
 
-def _attribute(owner: Any, name: str, module_name: str) -> Any:
-    if hasattr(owner, name):
-        return getattr(owner, name)
-    public = [other for other in dir(owner) if not other.startswith("_")]
-    raise UnknownComponent(f'{module_name} has no "{name}"', nearest(name, public))
+def _attribute(owner: Any, part: str, module_name: str, name: str) -> Any:
+    if hasattr(owner, part):
+        return getattr(owner, part)
+    raise UnknownComponent(f'{module_name} has no "{part}"', _as_written(nearest(part, _public(owner)), name))
+
+
+def _public(owner: Any) -> list[str]:
+    return [name for name in dir(owner) if not name.startswith("_")]
+
+
+def _as_written(suggestion: str | None, name: str) -> str | None:
+    """A suggestion that can be typed in the place of `name`, where that is no path."""
+    return f"{TORCHVISION}{suggestion}" if suggestion and name.startswith(TORCHVISION) else suggestion
 
 
 def as_mapping(spec: Spec) -> dict[str, Any]:

@@ -4,14 +4,38 @@ SHORT_NAMES = {
     "supervised": "isoscale.engine.task.Supervised",
     "classifier": "isoscale.science.images.Classifier",
     "mlp": "isoscale.science.models.MLP",
+    "cnn": "isoscale.science.images.CNN",
+    "resnet": "isoscale.science.images.ResNet",
+    "fastnet": "isoscale.science.images.FastNet",
     "digits": "isoscale.science.images.Digits",
+    "mnist": "isoscale.science.images.MNIST",
+    "fashion-mnist": "isoscale.science.images.FashionMNIST",
+    "cifar10": "isoscale.science.images.CIFAR10",
     "arrays": "isoscale.data.sources.Arrays",
     "divide": "isoscale.data.transforms.Divide",
     "flatten": "isoscale.data.transforms.Flatten",
     "normalize": "isoscale.data.transforms.Normalize",
+    "mlflow": "isoscale.observe.loggers.mlflow.MLflow",
+    "wandb": "isoscale.observe.loggers.wandb.WandB",
+    "comet": "isoscale.observe.loggers.comet.Comet",
+    "neptune": "isoscale.observe.loggers.neptune.Neptune",
+    "flip": "isoscale.science.images.Flip",
+    "crop": "isoscale.science.images.Crop",
+    "cutout": "isoscale.science.images.Cutout",
+    "rotate": "isoscale.science.images.Rotate",
 }
+
+TORCHVISION = "torchvision:"
+"""Before the name of a network of torchvision: `torchvision:resnet18`."""
+
+
+def full_name(name: str) -> str:
+    """What a short name stands for; the path of a class is its own full name."""
+    if name.startswith(TORCHVISION):
+        return f"torchvision.models:{name.removeprefix(TORCHVISION)}"
+    return SHORT_NAMES.get(name.lower(), name)
 
 
 def class_path(name: str) -> str:
     """The full path of a class, in one spelling: `mlp` and `isoscale.science.models:MLP` are the same."""
-    return SHORT_NAMES.get(name.lower(), name).replace(":", ".")
+    return full_name(name).replace(":", ".")

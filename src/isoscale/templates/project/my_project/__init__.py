@@ -1,0 +1,1 @@
+"""How far a ball flies that is thrown through air."""
