@@ -19,6 +19,7 @@ from isoscale.engine.profile import Profile
 from isoscale.engine.roles import RoleMaker, fingerprint
 from isoscale.engine.run_directory import RunDirectory, command_line, provenance
 from isoscale.engine.settings import Decisions, Settings
+from isoscale.engine.show import look
 from isoscale.engine.trainer import Trainer as Engine
 from isoscale.errors import Stopped, UserError
 from isoscale.observe.console import Console
@@ -211,7 +212,7 @@ class Session:
         name, where = self.loaded.name, str(self.directory.path) if self.directory else ""
         rows = start_rows(self)
         plan = engine.plan
-        layers = engine.look().layers
+        layers = look(engine.parts).layers
         self._record(layers=[asdict(layer) for layer in layers])
         self._first_step, self._seconds_before = engine.progress.step, engine.progress.seconds
         if continued and engine.progress.step >= plan.num_steps:

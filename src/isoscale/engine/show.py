@@ -1,6 +1,7 @@
 """What a training shows besides numbers: its inputs, the distributions of its parameters, the results of its task."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,32 +14,85 @@ from isoscale.data.keyed import StepRandom
 from isoscale.data.sources import Source
 from isoscale.engine.assembly import Assembly
 from isoscale.engine.evaluate import show_results
+from isoscale.engine.layers import Model, look_at
 from isoscale.engine.loaders import seeded
 from isoscale.engine.roles import Role
-from isoscale.engine.step import Forward, cast
+from isoscale.engine.step import cast
 from isoscale.engine.task import Task
+from isoscale.observe.config import Observe
+from isoscale.observe.events import Exhibited
 from isoscale.observe.exhibits import Exhibit, Histogram
+from isoscale.observe.observers import Observers
 
 NUM_BINS = 64
 NUM_SHOWN = 16
 
 
-def inputs(parts: Assembly) -> dict[str, Exhibit]:
+class Exhibition:
+    """Shows a training to those who want to see more than numbers."""
+
+    def __init__(self, parts: Assembly, section: Observe, observers: Observers) -> None:
+        """What is shown of `parts` follows from the recipe's section."""
+        self._parts = parts
+        self._observers = observers
+        self.distributions = section.tensorboard == 2
+        """Whether the distributions of parameters and gradients are wanted; only TensorBoard draws them."""
+        self._wanted = self.distributions or bool(section.loggers)
+
+    def begin(self, step: int) -> None:
+        """At the start of a run: some training samples, and the network."""
+        if self._wanted and step == 0:
+            network = look(self._parts).network()
+            self._show(0, 0, {**_inputs(self._parts), **({"model": network} if network else {})})
+
+    def evaluated(self, step: int, epoch: int, role: Role, loss_weights: Mapping[str, float]) -> None:
+        """After an evaluation: figures of the task, and distributions of parameters and gradients."""
+        if not self._wanted:
+            return
+        parts = self._parts
+        shown = distributions(parts.task, _gradient_scale(parts)) if self.distributions else {}
+        with parts.average.swapped_in() if parts.average else nullcontext():
+            shown.update(_named("val", show_results(parts.forward("predict", loss_weights), role)))
+        parts.train_stage.enter()
+        self._show(step, epoch, shown)
+
+    def _show(self, step: int, epoch: int, shown: dict[str, Exhibit]) -> None:
+        if shown:
+            self._observers.notify(Exhibited(step, epoch, shown))
+
+
+def look(parts: Assembly) -> Model:
+    """The model's layers, seen at work on two samples; a LightningModule's hooks are not called for that."""
+    forward = parts.forward("predict", {})
+
+    def predict() -> None:
+        try:
+            with parts.precision.applied():
+                forward.compute(_sample_of(parts, 2), 0)
+        finally:
+            parts.train_stage.enter()
+
+    return look_at(parts.task, predict if isinstance(parts.task, Task) else None)
+
+
+def _inputs(parts: Assembly) -> dict[str, Exhibit]:
     """What the task shows of some training samples as the network sees them, augmentation included."""
     show = getattr(parts.task, "show_inputs", None)
     if show is None or getattr(show, "__func__", None) is Task.show_inputs:
         return {}
-    dtype = parts.precision.dtype
-    batch = sample(parts.train.source, NUM_SHOWN, parts.transforms, parts.accelerator.device, dtype, parts.random)
-    return _named("train", show(parts.train.source, map_tensors(batch, lambda tensor: tensor.cpu())))
+    batch = map_tensors(_sample_of(parts, NUM_SHOWN, parts.random), lambda tensor: tensor.cpu())
+    return _named("train", show(parts.train.source, batch))
 
 
-def results(parts: Assembly, role: Role, loss_weights: Mapping[str, float]) -> dict[str, Exhibit]:
-    """What the task shows of its predictions on the validation data."""
-    forward: Forward = parts.forward("predict", loss_weights)
-    shown = _named("val", show_results(forward, role))
-    parts.train_stage.enter()
-    return shown
+def _sample_of(parts: Assembly, count: int, random: StepRandom | None = None) -> Batch:
+    device, dtype = parts.accelerator.device, parts.precision.dtype
+    return sample(parts.train.source, count, parts.transforms, device, dtype, random)
+
+
+def _gradient_scale(parts: Assembly) -> float:
+    """What fp16 has multiplied the gradients by; clipping has undone it already."""
+    step = parts.step
+    return float(step.scaler.get_scale()) if step is not None and step.scaler is not None and step.clip is None else 1.0
 
 
 def distributions(task: nn.Module, gradient_scale: float = 1.0) -> dict[str, Exhibit]:

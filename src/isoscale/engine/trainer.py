@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,54 +10,30 @@ import torch
 
 from isoscale.data import keyed
 from isoscale.engine import accelerator as accelerators
-from isoscale.engine import lightning, show
+from isoscale.engine import lightning
 from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.assembly import Assembly, assemble, check_task, place
 from isoscale.engine.cadence import Cadence
 from isoscale.engine.checkpoint import State
 from isoscale.engine.evaluate import Interrupted, call_hook, evaluate
 from isoscale.engine.journal import Journal
-from isoscale.engine.layers import Model, look_at
 from isoscale.engine.memory import explained
 from isoscale.engine.monitors import Best, Patience
 from isoscale.engine.planner import Due, Planner
 from isoscale.engine.precision import Precision
 from isoscale.engine.profile import Profile, timed
+from isoscale.engine.progress import LogState, OrderState, Progress
 from isoscale.engine.roles import Role, RoleMaker, limited
 from isoscale.engine.run_directory import RunDirectory
 from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Decisions, Settings
+from isoscale.engine.show import Exhibition, sample
 from isoscale.engine.stop import StopRequest
-from isoscale.engine.task import Task
 from isoscale.errors import Stopped, UserError
-from isoscale.observe.events import EpochEnded, Exhibited
-from isoscale.observe.exhibits import Exhibit
+from isoscale.observe.events import EpochEnded
 from isoscale.observe.metric_log import MetricLog
 from isoscale.observe.observers import Observers
 from isoscale.parallel.reduction import make_reducer
-
-
-@dataclass
-class Progress:
-    """Where a run is, and which boundary work of the present step is done."""
-
-    step: int = 0
-    logged_at: int = 0
-    evaluated_at: int = 0
-    saved_at: int = 0
-    ended: bool = False
-    """Whether early stopping has ended the training."""
-    seconds: float = 0.0
-    values: dict[str, float] = field(default_factory=dict)
-    """The metrics of the last evaluation."""
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All of it."""
-        return {}, dict(vars(self))
-
-    def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
-        """Take over a state."""
-        vars(self).update(values)
 
 
 class Trainer:
@@ -115,6 +90,7 @@ class Trainer:
         self.parts.program.profile = self.profile
         if self.parts.step is not None:
             self.parts.step.forward.mark = self.profile
+        self.exhibition = Exhibition(self.parts, settings.observe, self.observers)
         self._register()
 
     def _check_data(self, task: Any) -> None:
@@ -129,24 +105,7 @@ class Trainer:
         if measure is not None:
             source = self.train.source
             with torch.no_grad():
-                measure(lambda count: show.sample(source, count, transforms, found.device, precision.dtype))
-
-    def look(self) -> Model:
-        """The model's layers, seen at work on two samples; a LightningModule's hooks are not called for that."""
-        parts = self.parts
-        forward = parts.forward("predict", self.loss_weights)
-
-        def predict() -> None:
-            try:
-                with parts.precision.applied():
-                    batch = show.sample(
-                        self.train.source, 2, parts.transforms, parts.accelerator.device, parts.precision.dtype
-                    )
-                    forward.compute(batch, 0)
-            finally:
-                parts.train_stage.enter()
-
-        return look_at(parts.task, predict if isinstance(parts.task, Task) else None)
+                measure(lambda count: sample(source, count, transforms, found.device, precision.dtype))
 
     def _planner(self, train: Role) -> Planner:
         section = self.settings.train
@@ -174,7 +133,7 @@ class Trainer:
         registry = self.parts.registry
         registry.register("journal", self.journal)
         registry.register("progress", self.progress)
-        registry.register("order", OrderState(self))
+        registry.register("order", OrderState(self.settings.seed, self.train.plan, self.progress))
         registry.register("best", self.best)
         registry.register("patience", self.patience)
         registry.register("log", LogState(self._metric_log))
@@ -194,7 +153,7 @@ class Trainer:
             stack.enter_context(explained(self.parts.accelerator, self.settings.data.batch_size))
             call_hook(self.parts.task, "on_fit_start")
             self._rehearse_evaluation()
-            self._show_inputs()
+            self.exhibition.begin(self.progress.step)
             self._loop()
 
     def _loop(self) -> None:
@@ -224,7 +183,7 @@ class Trainer:
     def _advance(self, boundary: int) -> None:
         """Train up to a boundary, or to where a trace ends before it."""
         progress, profile = self.progress, self.profile
-        visibly = self.settings.observe.tensorboard == 2 and self.plan.due(boundary).evaluate
+        visibly = self.exhibition.distributions and self.plan.due(boundary).evaluate
         run = self.parts.program.run_visibly if visibly else self.parts.program.run
         end = profile.end_of_trace(progress.step, boundary, self.plan.num_steps) if profile else None
         if profile and end is not None:
@@ -236,37 +195,6 @@ class Trainer:
             profile.settle()
         with timed(profile, "logging"):
             self.journal.flush()
-
-    @property
-    def _shows(self) -> bool:
-        """Whether somebody wants to see more than numbers."""
-        return self.settings.observe.tensorboard == 2 or bool(self.settings.observe.loggers)
-
-    def _show_inputs(self) -> None:
-        """At the start of a run: some training samples, and the network."""
-        if not self._shows or self.progress.step:
-            return
-        network = self.look().network()
-        shown: dict[str, Exhibit] = {**show.inputs(self.parts), **({"model": network} if network else {})}
-        self._exhibit(0, shown)
-
-    def _show_results(self, epoch: int) -> None:
-        """After an evaluation: figures of the task, and distributions of parameters and gradients."""
-        if not self._shows or self.val is None:
-            return
-        shown = self._distributions() if self.settings.observe.tensorboard == 2 else {}
-        with self.parts.average.swapped_in() if self.parts.average else nullcontext():
-            shown.update(show.results(self.parts, self.val, self.loss_weights))
-        self._exhibit(epoch, shown)
-
-    def _distributions(self) -> dict[str, Exhibit]:
-        step = self.parts.step
-        scaled = step is not None and step.scaler is not None and step.clip is None
-        return show.distributions(self.parts.task, step.scaler.get_scale() if scaled and step else 1.0)
-
-    def _exhibit(self, epoch: int, shown: dict[str, Exhibit]) -> None:
-        if shown:
-            self.observers.notify(Exhibited(self.progress.step, epoch, shown))
 
     def _stop_here(self) -> None:
         self._save()
@@ -317,8 +245,8 @@ class Trainer:
         seconds = self._count_seconds()
         logged = {**values, "time/seconds": progress.seconds}
         self.observers.notify(EpochEnded(progress.step, epoch, logged, seconds, best))
-        if due.evaluate:
-            self._show_results(epoch)
+        if due.evaluate and self.val is not None:
+            self.exhibition.evaluated(progress.step, epoch, self.val, self.loss_weights)
         return best
 
     @property
@@ -411,41 +339,3 @@ class Trainer:
                 role.feed.close()
         if hasattr(self, "parts"):
             lightning.detach(self.parts.task)
-
-
-class OrderState:
-    """Where the order of samples is; a checkpoint of another order is refused."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        """The order of a trainer's training data."""
-        self._trainer = trainer
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Seed, epoch and position, and the number of samples they refer to."""
-        plan, step = self._trainer.train.plan, self._trainer.progress.step
-        epoch, position = divmod(plan.place(step), plan.num_samples)
-        return {}, {
-            "seed": self._trainer.settings.seed, "epoch": epoch, "position": position, "samples": plan.num_samples,
-        }  # fmt: skip
-
-    def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
-        """Nothing to take over: the order is a function of the step. It must be the same function."""
-        own = self.state()[1]
-        for key, word in (("seed", "seed"), ("samples", "number of training samples")):
-            if own[key] != values[key]:
-                raise UserError(f"the checkpoint's {word} is {values[key]}, this run's is {own[key]}")
-
-
-class LogState:
-    """How much of metrics.jsonl belongs to a checkpoint."""
-
-    def __init__(self, log: MetricLog | None) -> None:
-        """The length of `log`."""
-        self._log = log
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Its bytes, all on the disk."""
-        return {}, {"bytes": self._log.position() if self._log else 0}
-
-    def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
-        """The log was cut to this length when it was opened."""
