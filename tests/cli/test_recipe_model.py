@@ -12,6 +12,7 @@ def test_the_table_has_layers_outputs_parameters_and_the_total(isoscale):
     shown = isoscale("recipe", "model", "images/digits", "task.model.widths=[64, 100, 10]")
     assert shown.code == 0
     assert [line.split() for line in shown.out.splitlines()[1:]] == [
+        ["layer", "type", "output", "parameters", "size"],
         ["layers.0", "Linear", "100", "6,500", "26", "kB"],
         ["layers.3", "Linear", "10", "1,010", "4.04", "kB"],
         ["total", "7,510", "30", "kB"],
@@ -60,7 +61,7 @@ def test_precision_counts_in_the_size(isoscale):
 def test_a_run_is_shown_as_it_was_or_with_changes(isoscale, copied: Callable[[], Path]):
     run = copied()
     as_it_was = isoscale("recipe", "model", str(run))
-    assert as_it_was.code == 0 and "layers.6  Linear  10    2,570" in as_it_was.out
+    assert as_it_was.code == 0 and "layers.6  Linear  10           2,570" in as_it_was.out
     assert isoscale("recipe", "model", run.name).out == as_it_was.out
     assert "100" in isoscale("recipe", "model", str(run), "task.model.widths=[64, 100, 10]").out
     record = json.loads((run / "run.json").read_text())

@@ -51,8 +51,17 @@ def test_an_epoch_is_one_line_with_a_place_for_every_value() -> None:
     }
     assert epoch_line(EpochEnded(69, 2, values, seconds=0.4, best=True), STARTED) == (
         "epoch  3/30  step  69  train loss 0.2134  accuracy 0.9410  | val loss 0.1822  accuracy 0.9510 "
-        " | lr 0.001   time/gather 0.5     *  0.4 s"
+        " | lr 0.001   *  0.4 s"
     )
+
+
+def test_an_epoch_shows_as_many_metrics_of_a_stage_as_fit() -> None:
+    values = {"train/loss_epoch": 1.0, "val/accuracy": 0.9, "val/loss": 0.1, "val/f1": 0.8, "val/recall": 0.7}
+    event = EpochEnded(69, 2, values, seconds=0.4)
+    wide, narrow, very_narrow = (epoch_line(event, STARTED, width) for width in (None, 87, 60))
+    assert "val loss 0.1000  accuracy 0.9000  f1 0.8000" in wide and "recall" not in wide
+    assert "val loss 0.1000  accuracy 0.9000" in narrow and "f1" not in narrow and "\n" not in narrow
+    assert "\n" in very_narrow and "f1 0.8000" in very_narrow
 
 
 def test_only_the_best_epoch_has_a_star() -> None:

@@ -124,8 +124,7 @@ def _print_layers(described: "Described", most: int) -> None:
     from isoscale.observe.layers import layer_lines, visible
 
     layers = described.layers
-    output = "" if described.without_shapes else "output for one sample, "
-    print(f"{described.name}: {layers[0].kind} (layer, type, {output}parameters, size)")
+    print(f"{described.name}: {layers[0].kind}")
     print("\n".join(layer_lines(layers, most)))
     if described.without_shapes:
         print(f"no shapes: {described.without_shapes}")

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from isoscale.observe.events import Layer
 
 MOST_ROWS = 12
+TITLES = ("layer", "type", "output", "parameters", "size")
 
 
 def layer_lines(layers: Sequence[Layer], most: int = MOST_ROWS) -> list[str]:
     """A line for each layer with parameters, as deep as `most` rows allow, and one for the whole model."""
     if not layers:
         return []
-    rows = [_cells(layer) for layer in visible(layers, most)] + [("total", "", "", *_amounts(layers[0]))]
+    cells = [_cells(layer) for layer in visible(layers, most)]
+    rows = [TITLES, *cells, ("total", "", "", *_amounts(layers[0]))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [_line(row, widths) for row in rows] + _frozen(layers[0])
 

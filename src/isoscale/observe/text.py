@@ -94,12 +94,15 @@ def logged_line(event: Logged) -> str:
 def epoch_line(event: EpochEnded, started: Started | None, width: int | None = None) -> str:
     """One line for an epoch: where, train, val, everything else, a star when it is the best, how long.
 
-    Where that does not fit into `width`, it goes on in further lines, broken between train, val and the rest.
+    Where that does not fit into `width`, each stage has a metric less; where that does not fit either, it goes on in
+    further lines, broken between train, val and the rest.
     """
     place = _place(event, started) + "  "
     end = f" {'*' if event.best else ' '}  {duration(event.seconds)}"
     room = math.inf if width is None else width - len(place) - len(end)
-    return place + ("\n" + " " * len(place)).join(_packed(_groups(event.values), room)) + end
+    cuts = [_packed(_groups(event.values, most), room) for most in (MOST_METRICS, MOST_METRICS - 1)]
+    lines = next((lines for lines in cuts if len(lines) <= 1), cuts[0])
+    return place + ("\n" + " " * len(place)).join(lines) + end
 
 
 def _packed(groups: list[str], room: float) -> list[str]:
@@ -120,12 +123,12 @@ def _place(event: EpochEnded, started: Started | None) -> str:
     return f"epoch {event.epoch + 1:>{len(str(total))}}/{total}  step {event.step:>{len(str(started.num_steps))}}"
 
 
-def _groups(values: dict[str, float]) -> list[str]:
+def _groups(values: dict[str, float], most: int) -> list[str]:
     """The values by stage: train first, then val, test and those that belong to no stage."""
     stages: dict[str, dict[str, float]] = {"train": {}, "val": {}, "test": {}, "": {}}
     for name, value in values.items():
         stage, metric = split_stage(name)
-        if len(stages[stage]) < MOST_METRICS and not name.startswith("time/"):
+        if len(stages[stage]) < most and not name.startswith("time/"):
             stages[stage][metric] = value
     return [_group(stage, metrics) for stage, metrics in stages.items() if metrics]
 

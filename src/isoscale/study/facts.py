@@ -103,7 +103,7 @@ class Facts:
     @property
     def device(self) -> str | None:
         """The kind of device that it trains on."""
-        return self.record.get("decided", {}).get("device")
+        return self.record.get("device") or self.record.get("decided", {}).get("device")
 
     @property
     def monitor(self) -> str | None:
