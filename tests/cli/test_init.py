@@ -40,7 +40,7 @@ def test_its_recipe_passes_the_check_and_its_model_can_be_looked_at(isoscale, tm
     isoscale("init", "checked-balls")
     monkeypatch.chdir(tmp_path / "checked-balls")
     assert isoscale("recipe", "check", "recipe.yaml").out == "checked-balls: ok\n"
-    assert "layers.4  Linear  1      65" in isoscale("recipe", "model", "recipe.yaml").out
+    assert "layers.4  Linear  1               65" in isoscale("recipe", "model", "recipe.yaml").out
 
 
 def test_it_goes_where_it_is_told_and_into_an_empty_folder(isoscale, tmp_path: Path):

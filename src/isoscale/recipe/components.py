@@ -84,7 +84,8 @@ def _attribute(owner: Any, part: str, module_name: str, name: str) -> Any:
 
 
 def _public(owner: Any) -> list[str]:
-    return [name for name in dir(owner) if not name.startswith("_")]
+    names = (name for name in dir(owner) if not name.startswith("_"))
+    return [name for name in names if not isinstance(getattr(owner, name), ModuleType)]
 
 
 def _as_written(suggestion: str | None, name: str) -> str | None:
