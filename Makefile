@@ -9,7 +9,7 @@ pip_install := $(python) -m pip install --quiet --quiet --disable-pip-version-ch
 pytest := $(python) -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick lint types format bench wheel clean
+.PHONY: help train test quick lint types format docs bench wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,11 @@ format: .venv/installed-dev  ## Repair style and formatting
 	@$(python) -m ruff check --fix .
 	@$(python) -m ruff format .
 
+docs: .venv/installed-dev  ## Build the documentation into site/, to be read in a browser
+	@$(python) docs/make_reference.py
+	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
+	@echo "open site/index.html"
+
 bench: .venv/installed-dev  ## Measure the cost of the training loop beside its peers
 	@$(python) benchmarks/loop_overhead.py $(ARGS)
 
@@ -44,7 +49,7 @@ wheel: .venv/installed-dev  ## Build the wheel into dist/
 	@rm -rf build
 
 clean:  ## Remove builds, caches and coverage data; keeps .venv and runs
-	@rm -rf build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	@rm -rf build dist site htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is the last thing that a new environment gets: when it is there, the environment is whole.

@@ -1,11 +1,24 @@
-"""Write docs/reference.md from the schema of recipes: `python docs/make_reference.py`."""
+"""Write the reference pages from the code that they describe: `python docs/make_reference.py`."""
 
+import inspect
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
+from torch import nn
+from typer.main import get_command
+
+from isoscale.cli.main import app
+from isoscale.data.sources import Sources
+from isoscale.engine.losses import LOSSES, METRICS
+from isoscale.recipe.components import resolve
 from isoscale.recipe.names import SHORT_NAMES
+from isoscale.recipe.presets import preset_description, preset_names
 from isoscale.recipe.schema import Recipe
+from isoscale.science.models import ACTIVATIONS
 
 HEAD = """# Reference: the keys of a recipe
 
@@ -14,15 +27,38 @@ HEAD = """# Reference: the keys of a recipe
 A recipe is a YAML or JSON file. Every key has a default; `isoscale recipe show RECIPE` prints all of them for a recipe,
 with the origin of each value. On the command line and in Python a key is written with points: `optimizer.lr=3e-4`,
 `isoscale.train("images/digits", **{"optimizer.lr": 3e-4})`; `~schedule` deletes what a recipe says about a section.
-`isoscale recipe schema` prints the same as JSON Schema, with which editors complete and check.
+`isoscale recipe schema` prints the same as JSON Schema, with which editors complete and check. What can stand behind
+`class` is in [Presets and components](components.md).
 """
+COMPONENTS_HEAD = """# Reference: presets and components
+
+<!-- written by docs/make_reference.py from the code; change the docstrings there instead -->
+"""
+NAMES = """Anything else is named by its path, `package.module.Class`: your own, or any of torch's.
+`torchvision:resnet18` and its like stand for networks of torchvision (`pip install 'isoscale[vision]'`).
+"""
+COMMANDS_HEAD = """# Reference: the commands
+
+<!-- written by docs/make_reference.py from the command line itself; change the help texts there instead -->
+
+`isoscale --help` and `isoscale COMMAND --help` print the same. `isoscale --install-completion` teaches your shell to
+complete presets, keys and runs. `--debug`, anywhere in a command, shows the traceback of an error.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 2 | you can fix it: the message says what was found, what was expected and what to type |
+| 75 | stopped on request with a checkpoint: start the same command again |
+| 1 | anything else |
+"""
+KINDS = ("Tasks", "Networks", "Data", "Transforms", "Loggers")
 SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "array": "list",
          "object": "mapping", "null": "null"}  # fmt: skip
 
 
 def reference() -> str:
-    """The whole page."""
+    """The page of keys."""
     schema = Recipe.model_json_schema()
     sections = schema["$defs"]
     top = {name: field for name, field in schema["properties"].items() if "$ref" not in field}
@@ -30,7 +66,7 @@ def reference() -> str:
     for name, field in schema["properties"].items():
         if "$ref" in field:
             parts += section(name, sections[last_name(field["$ref"])], sections)
-    return "\n".join([*parts, short_names()])
+    return "\n".join(parts)
 
 
 def section(path: str, found: dict[str, Any], sections: dict[str, Any]) -> list[str]:
@@ -83,7 +119,7 @@ def refs(field: dict[str, Any]) -> list[str]:
 
 
 def _values(field: dict[str, Any]) -> list[dict[str, Any]]:
-    extra = field.get("additionalProperties")
+    extra = field.get("additionalProperties") or field.get("items")
     return [extra, *extra.get("anyOf", [])] if isinstance(extra, dict) else []
 
 
@@ -92,12 +128,94 @@ def last_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def short_names() -> str:
-    """The classes that have a short name."""
-    rows = [f"| `{name}` | `{path}` |" for name, path in SHORT_NAMES.items()]
-    head = "## Short names of classes\n\nAnything else is named by its path, `package.module.Class`.\n"
-    return "\n".join([head, "| name | class |", "|---|---|", *rows, ""])
+def components() -> str:
+    """The page of presets, components, losses and metrics."""
+    presets = [f"| `{name}` | {preset_description(name)} |" for name in preset_names()]
+    parts = [COMPONENTS_HEAD, "## Presets\n", "`isoscale train NAME` trains one.\n", *rows("name", presets)]
+    parts += ["## Short names of classes\n", NAMES]
+    for kind_name in KINDS:
+        found = [component(name) for name in SHORT_NAMES if kind_of(name) == kind_name]
+        parts += [f"### {kind_name}\n", *rows("name", found, "arguments")]
+    parts += ["## Names of functions\n", *rows("where", [f"| {where} | {names} |" for where, names in functions()])]
+    return "\n".join(parts)
 
+
+def rows(first: str, found: list[str], last: str = "") -> list[str]:
+    """A table under its head."""
+    columns = [first, "", *([last] if last else [])]
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *found, ""]
+
+
+def kind_of(name: str) -> str:
+    """Which table a component belongs into."""
+    target: Any = resolve(name)
+    if issubclass(target, nn.Module):
+        return "Tasks" if hasattr(target, "training_step") else "Networks"
+    return "Data" if issubclass(target, Sources) else "Loggers" if hasattr(target, "notify") else "Transforms"
+
+
+def component(name: str) -> str:
+    """A row about one component."""
+    target = resolve(name)
+    arguments = [argument(parameter) for parameter in inspect.signature(target).parameters.values()]
+    return f"| `{name}` | {sentence(target)} | {', '.join(arguments)} |"
+
+
+def argument(parameter: inspect.Parameter) -> str:
+    """An argument as it would be written in a recipe, with its default."""
+    if parameter.default is inspect.Parameter.empty:
+        return f"`{parameter.name}`"
+    value = round(parameter.default, 6) if isinstance(parameter.default, float) else parameter.default
+    return f"`{parameter.name}: {json.dumps(value)}`"
+
+
+def sentence(target: Any) -> str:
+    """The first paragraph of a docstring on one line."""
+    return " ".join((inspect.getdoc(target) or "").partition("\n\n")[0].split()).replace("|", "\\|")
+
+
+def functions() -> Iterator[tuple[str, str]]:
+    """Places of a recipe that take the name of a function."""
+    known: dict[str, dict[str, Any]] = {
+        "`task.loss`": LOSSES,
+        "`task.metrics`": METRICS,
+        "`activation` of `mlp`": ACTIVATIONS,
+    }
+    for where, names in known.items():
+        yield where, ", ".join(f"`{name}`" for name in names)
+
+
+def commands() -> str:
+    """The page of commands."""
+    parts = [COMMANDS_HEAD]
+    for path, command in walk("isoscale", get_command(app)):
+        context = typer.Context(command, info_name=path)
+        usage = " ".join([path, *command.collect_usage_pieces(context)])
+        parts += [f"## {path}\n", f"{command.help}\n", f"```text\n{usage}\n```\n"]
+        found = [described(parameter, context) for parameter in command.params]
+        parts += rows("argument or option", found) if found else []
+    return "\n".join(parts)
+
+
+def walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Every command that does something, under what to type for it."""
+    inner = getattr(command, "commands", {})
+    if not inner:
+        yield path, command
+    for name, child in inner.items():
+        yield from walk(f"{path} {name}", child)
+
+
+def described(parameter: Any, context: typer.Context) -> str:
+    """A row about one argument or option."""
+    words, help_text = parameter.get_help_record(context)
+    words = re.sub(r" <(str|path|list\[str\])>$", "", words).replace("|", "/")
+    return f"| `{words}` | {help_text} |".replace("[", "\\[")
+
+
+PAGES = {"reference.md": reference, "components.md": components, "commands.md": commands}
+"""The pages, and what writes them."""
 
 if __name__ == "__main__":
-    (Path(__file__).parent / "reference.md").write_text(reference(), encoding="utf-8")
+    for page, write in PAGES.items():
+        (Path(__file__).parent / page).write_text(write(), encoding="utf-8")
