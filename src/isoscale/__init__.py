@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 from isoscale._version import __version__
 
 if TYPE_CHECKING:
-    from isoscale.api import Trainer, predict, test, train
+    from isoscale.api import Trainer, exhibits, predict, test, train
+    from isoscale.data.shuffle import shuffle_files
     from isoscale.data.sources import Sources
     from isoscale.engine.pairs import Pair
     from isoscale.engine.task import Supervised, Task
@@ -21,7 +22,9 @@ __all__ = [
     "Trainer",
     "UserError",
     "__version__",
+    "exhibits",
     "predict",
+    "shuffle_files",
     "test",
     "train",
 ]
@@ -34,7 +37,9 @@ _HOMES = {
     "Task": "isoscale.engine.task",
     "Trainer": "isoscale.api",
     "UserError": "isoscale.errors",
+    "exhibits": "isoscale.api",
     "predict": "isoscale.api",
+    "shuffle_files": "isoscale.data.shuffle",
     "test": "isoscale.api",
     "train": "isoscale.api",
 }

@@ -1,6 +1,6 @@
 """The Python calls: train, test and predict, from scripts and notebooks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader
 from isoscale.data.sources import ROLES, Sources, as_source
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.assembly import place
+from isoscale.engine.checkpoint import read
 from isoscale.engine.evaluate import evaluate, show_results
 from isoscale.engine.evaluate import predict as predict_all
+from isoscale.engine.fitting import FittedStates, fitted
 from isoscale.engine.loaders import is_data_module
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.recorder import Recorder
@@ -100,6 +102,7 @@ class _Application:
         self.task = run.task(checkpoint)
         place(self.task, self.accelerator, self.precision, False, lambda text: None)
         self._data = run.data() if data is None else _in_role(data, role)
+        self.transforms = _fitted(recipe.data.transforms, run.checkpoint(checkpoint))
 
     def role(self, name: str) -> Role:
         limit = self.settings.train.limit_test_batches if name == "test" else None
@@ -108,11 +111,26 @@ class _Application:
             raise UserError(f"the data has no {name} part; give one: isoscale.test(run, data=...)")
         return role
 
+    def in_units_of_target(self, prediction: Any) -> Any:
+        """Predictions in the units of the stored targets, where these are scaled for training."""
+        target = getattr(self.task, "target_key", None)
+        for transform in reversed(self.transforms):
+            if target is not None and getattr(transform, "key", None) == target and hasattr(transform, "inverse"):
+                prediction = transform.inverse(prediction)
+        return prediction
+
     def forward(self, stage: str) -> Forward:
-        transforms = [instantiate(transform) for transform in self.loaded.recipe.data.transforms]
         recorder = Recorder(self.accelerator.device)
         weights = {name: loss_weight(weight, 1, 2) for name, weight in self.settings.train.loss_weights.items()}
-        return Forward(self.task, Stage(stage, self.task, recorder), transforms, self.precision, weights)
+        return Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, weights)
+
+
+def _fitted(specs: Sequence[Any], checkpoint: Path) -> list[Any]:
+    """The transforms of a recipe with what they measured at the start of the run."""
+    transforms = [instantiate(spec) for spec in specs]
+    if fitted(transforms):
+        FittedStates(transforms).load(read(checkpoint)[0].get("transforms", {}), {})
+    return transforms
 
 
 def test(
@@ -133,7 +151,7 @@ def predict(
     with application.precision.applied():
         part = application.role(role)
         found = predict_all(application.forward("predict"), part.feed, part.plan)
-    return found if isinstance(found, dict) else {"prediction": found}
+    return found if isinstance(found, dict) else {"prediction": application.in_units_of_target(found)}
 
 
 def exhibits(

@@ -3,6 +3,8 @@
 import shlex
 from typing import TYPE_CHECKING
 
+from isoscale.data.quality import describe_windows
+from isoscale.data.window_order import WindowOrder
 from isoscale.engine.memory import size
 from isoscale.observe.text import duration, number, plain_number
 
@@ -24,10 +26,19 @@ def start_rows(session: "Session") -> list[tuple[str, str]]:
         ("program", _program(engine)),
         ("model", f"{type(getattr(parts.task, 'model', parts.task)).__name__}, {count:,} parameters"),
         ("data", f"{len(engine.train.source):,} training{val} samples, on the {engine.train.residency}"),
+        *_order(engine),
         ("batch", f"{plan.batch_size:,} samples, {counted(plan.steps_per_epoch, 'step')} an epoch"),
         ("length", f"{counted(num_steps, 'step')}, {counted(num_steps / plan.steps_per_epoch, 'epoch')}"),
         ("seed", str(recipe.seed)),
     ]
+
+
+def _order(engine: "Engine") -> list[tuple[str, str]]:
+    """How well samples are mixed, where that is less than completely."""
+    order = engine.train.order
+    if not isinstance(order, WindowOrder):
+        return []
+    return [("order", describe_windows(order, engine.train.plan.batch_size))]
 
 
 def _program(engine: "Engine") -> str:

@@ -12,7 +12,8 @@ from tests.helpers import cli
 COMMANDS = [
     (), ("train",), ("test",), ("predict",), ("runs",), ("runs", "list"), ("runs", "show"), ("recipe",),
     ("recipe", "list"), ("recipe", "show"), ("recipe", "check"), ("recipe", "schema"), ("recipe", "model"),
-    ("runs", "send"), ("data",), ("data", "get"), ("data", "info"), ("compare",), ("report",), ("tensorboard",),
+    ("runs", "send"), ("data",), ("data", "get"), ("data", "info"), ("data", "make"), ("data", "shuffle"),
+    ("compare",), ("report",), ("tensorboard",),
     ("init",), ("doctor",),
 ]  # fmt: skip
 COMPLETE = "import sys; sys.argv = ['isoscale']; from isoscale.cli.main import run; run()"
@@ -57,7 +58,9 @@ def test_the_shell_completes_commands_recipes_keys_and_runs(tmp_path: Path):
     assert completed("tr", cwd=tmp_path) == ["train"]
     assert completed("train", "images/dig", cwd=tmp_path) == ["images/digits"]
     assert completed("train", "optimizer.l", cwd=tmp_path) == ["optimizer.lr="]
-    assert completed("train", "images/digits", "~data.s", cwd=tmp_path) == ["~data.shuffle", "~data.subset"]
+    assert completed("train", "images/digits", "~data.s", cwd=tmp_path) == [
+        "~data.samples_per_epoch", "~data.shuffle", "~data.subset"
+    ]  # fmt: skip
     assert set(completed("recipe", "show", "im", cwd=tmp_path)) == set(preset_names())
     assert completed("test", "di", cwd=tmp_path) == ["digits-7"]
     assert completed("predict", "--checkpoint", "b", cwd=tmp_path) == ["best"]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from isoscale.data.order import MAX_SAMPLES, OUT_OF_PASSES, Order
+from isoscale.data.order import MAX_SAMPLES, OUT_OF_PASSES, Order, _shift
 
 SEEDS = st.integers(-(2**63), 2**64)
 
@@ -40,12 +40,26 @@ PINNED_PURPOSES = [
     ("split", [151, 1146, 196, 1317, 718]),
     ("subset", [1167, 235, 443, 257, 172]),
     ("overfit", [1272, 1796, 1415, 196, 1078]),
+    ("shuffle files", [128, 1414, 210, 1618, 495]),
 ]
 
 
 def masked(order: Order, start: int, count: int) -> list[int]:
     """What a device computes, computed here."""
     return order._masked(torch.arange(start, start + count)).tolist()
+
+
+def undo(order: Order, index: int, epoch: int) -> int:
+    """The position in an epoch at which a sample comes: the network backwards."""
+    row, column = divmod(index, order._width)
+    keys = list(enumerate(order._round_keys(epoch)))
+    for round_, key in reversed(keys):
+        if round_ % 2 == 0:
+            row = (row - _shift(0, column, key, order._height)) % order._height
+        else:
+            column = (column - _shift(0, row, key, order._width)) % order._width
+    cell = row * order._width + column
+    return cell if cell < order.num_samples else undo(order, cell, epoch)
 
 
 def longest_walk(order: Order, num_epochs: int) -> int:
@@ -112,6 +126,30 @@ def test_the_device_computes_the_values_of_the_host(num_samples, seed, epoch, ba
     order = Order(num_samples, seed)
     start = max(0, epoch * num_samples - back)
     assert masked(order, start, 100) == order.indices(start, 100).tolist()
+
+
+@given(num_samples=st.integers(2, 10**12), seed=SEEDS, epoch=st.integers(0, 10**6), share=st.floats(0, 0.999))
+def test_the_network_backwards_finds_the_position_of_every_sample(num_samples, seed, epoch, share):
+    """Each position has an index and each index one position, so that no two positions share one, at any size."""
+    order = Order(num_samples, seed)
+    positions = [int(share * num_samples), num_samples - 1, 0]
+    indices = [order.indices(epoch * num_samples + position, 1).item() for position in positions]
+    assert [undo(order, index, epoch) for index in indices] == positions
+
+
+@settings(max_examples=40)
+@given(num_samples=st.integers(1, 10**12), seed=SEEDS, share=st.floats(0, 0.999))
+def test_no_sample_comes_twice_in_a_stretch_of_an_epoch_of_any_size(num_samples, seed, share):
+    start = int(share * num_samples)
+    count = min(3000, num_samples - start)
+    assert Order(num_samples, seed).indices(start, count).unique().numel() == count
+
+
+@given(num_samples=st.integers(1, 10**12), places=st.lists(st.integers(0, 10**14), min_size=1, max_size=20))
+def test_places_asked_for_one_by_one_are_those_of_the_order(num_samples, places):
+    order = Order(num_samples, 0)
+    expected = [order.indices(place, 1).item() for place in places]
+    assert order.at(np.array(places)).tolist() == order.at(torch.tensor(places)).tolist() == expected
 
 
 @settings(max_examples=60)

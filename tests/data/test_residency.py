@@ -5,6 +5,7 @@ import threading
 import time
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,11 +14,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from isoscale.data.batches import BatchPlan, tensors_of
-from isoscale.data.device_feed import DeviceFeed
-from isoscale.data.feed import Part, Window
+from isoscale.data.columns import ColumnSource
+from isoscale.data.device_feed import DeviceFeed, DeviceSlot, LaunchSlot
+from isoscale.data.feed import ALIGNMENT, Part, Window, aligned_stride
 from isoscale.data.host_feed import HostFeed, RowFeed
 from isoscale.data.order import Order
-from isoscale.data.residency import SHARE_OF_MEMORY, choose, make_feed
+from isoscale.data.residency import SHARE_OF_DEVICE, SHARE_OF_HOST, choose, make_feed
 from isoscale.data.sources import DatasetSource, Source, Subset, TensorSource
 from isoscale.errors import UserError
 
@@ -321,29 +323,96 @@ def test_a_window_is_evaluated_once_for_many_reads():
     assert order.num_evaluations == 2
 
 
+class Stored:
+    """A column that lives in memory and says that it does not."""
+
+    name, row_shape, dtype = "stored", (3,), np.dtype(np.float32)
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self._rows = np.arange(num_rows * 3, dtype=np.float32).reshape(num_rows, 3)
+
+    def take(self, rows):
+        return self._rows[rows]
+
+
+def files_of(num_rows: int) -> ColumnSource:
+    return ColumnSource({"input": Stored(num_rows)})
+
+
 @pytest.mark.parametrize("residency", ["device", "host"])
 def test_a_residency_that_is_asked_for_is_taken(residency):
-    assert choose(source_of(10), residency, device_memory=0) == residency
+    assert choose(source_of(10), residency, device_memory=0, host_memory=0) == residency
+    assert choose(files_of(10), residency, device_memory=0, host_memory=0) == residency
 
 
 def test_auto_keeps_on_the_device_what_fits_a_share_of_its_memory():
     source = TensorSource({"input": torch.zeros(1000, dtype=torch.uint8)})
-    enough = int(1000 / SHARE_OF_MEMORY)
-    assert choose(source, "auto", enough) == "device"
-    assert choose(source, "auto", enough - 1) == "host"
+    enough = int(1000 / SHARE_OF_DEVICE)
+    assert choose(source, "auto", enough, 0) == "device"
+    assert choose(source, "auto", enough - 1, 0) == "host"
     half = Subset(source, torch.arange(500))
-    assert choose(half, "auto", enough // 2) == "device" and choose(half, "auto", enough // 2 - 1) == "host"
+    assert choose(half, "auto", enough // 2, 0) == "device" and choose(half, "auto", enough // 2 - 1, 0) == "host"
+
+
+def test_auto_reads_files_into_memory_where_they_fit_and_leaves_them_on_disk_where_they_do_not():
+    source, size = files_of(100), 100 * 12
+    assert choose(source, "auto", int(size / SHARE_OF_DEVICE), 0) == "device"
+    assert choose(source, "auto", 0, int(size / SHARE_OF_HOST)) == "host"
+    assert choose(source, "auto", 0, int(size / SHARE_OF_HOST) - 1) == "disk"
+    assert choose(Subset(source, torch.arange(50)), "auto", 0, size) == "host"
+
+
+def test_only_files_live_on_disk():
+    assert choose(files_of(10), "disk", 2**40, 2**40) == "disk"
+    with pytest.raises(UserError, match="disk is for data in files"):
+        choose(source_of(10), "disk", 2**40, 2**40)
 
 
 def test_auto_leaves_a_dataset_of_single_samples_on_the_host():
     dataset = DatasetSource(Cubes(3))
     with pytest.raises(UserError, match=r"data\.residency=host"):
-        choose(dataset, "device", 2**40)
-    assert choose(dataset, "auto", 2**40) == "host"
-    assert choose(Subset(dataset, torch.arange(2)), "auto", 2**40) == "host"
+        choose(dataset, "device", 2**40, 2**40)
+    assert choose(dataset, "auto", 2**40, 2**40) == "host"
+    assert choose(Subset(dataset, torch.arange(2)), "auto", 2**40, 2**40) == "host"
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.differing_executors])
+@given(plans(), st.lists(st.integers(0, 300), min_size=1, max_size=3))
+def test_files_are_delivered_the_same_from_device_host_and_disk(plan, starts):
+    source = Subset(files_of(plan.num_samples + 7), torch.arange(plan.num_samples).flip(0))
+    order = Order(plan.num_samples, 1)
+    feeds = [make_feed(place, source, order, plan, CPU) for place in ("device", "host", "disk")]
+    try:
+        for step in (start + offset for start in starts for offset in range(2)):
+            device, host, disk = (feed.parts(step) for feed in feeds)
+            assert_same(device, host)
+            assert_same(device, disk)
+    finally:
+        for feed in feeds:
+            feed.close()
 
 
 @pytest.mark.parametrize(("residency", "kind"), [("device", DeviceFeed), ("host", RowFeed)])
 def test_the_feed_of_a_residency_is_made(residency, kind):
     plan = BatchPlan(10, 2)
     assert type(make_feed(residency, source_of(10), Order(10, 0), plan, CPU)) is kind
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 3000), st.lists(st.sampled_from([1, 3, 4, 12, 364, 804, 3072]), min_size=1, max_size=3))
+def test_the_rows_of_every_step_of_a_launch_are_aligned(size, row_bytes):
+    stride = aligned_stride(size, row_bytes)
+    assert stride >= size
+    assert all(stride * count % ALIGNMENT == 0 for count in row_bytes)
+
+
+def test_a_launch_gathers_its_rows_at_once_where_there_is_room():
+    plan = BatchPlan(300, 50)
+    feed = feed_of(DeviceFeed, plan)
+    slot = feed.slot(0, 3)
+    assert type(slot) is LaunchSlot and type(feed.slot(0, 1)) is DeviceSlot
+    assert type(feed_of(DeviceFeed, BatchPlan(300, 1)).slot(0, 3)) is DeviceSlot, "more padding than rows"
+    slot.fill(0)
+    addresses = {tensor.data_ptr() % ALIGNMENT for k in range(3) for tensor in tensors_of(slot.parts(k)[0][0].batch)}
+    assert len(addresses) <= 2, "as aligned as the buffers that they lie in"

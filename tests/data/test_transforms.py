@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from isoscale.data.transforms import Divide, Flatten, Normalize
+from isoscale.errors import UserError
 
 
 @pytest.fixture
@@ -76,3 +77,8 @@ def test_flatten_makes_a_row_of_every_sample(images):
     flat = Flatten()(images)["input"]
     assert flat.shape == (2, 12) and flat.dtype == torch.uint8
     assert torch.equal(flat[1], images["input"][1].flatten())
+
+
+def test_another_number_of_channels_is_refused_rather_than_broadcast():
+    with pytest.raises(UserError, match=r"has 3 numbers, one a channel, but 'input' has 1 channels"):
+        Normalize([0.1, 0.2, 0.3], [1.0, 1.0, 1.0])({"input": torch.zeros(2, 1, 4, 4)})

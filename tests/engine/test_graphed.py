@@ -9,6 +9,7 @@ from torch import nn
 
 import isoscale
 from isoscale.data.keyed import StepRandom
+from isoscale.data.mixture import Mixture
 from isoscale.data.order import Order
 from isoscale.errors import UserError
 from isoscale.science.images import Crop, Cutout, Flip, Rotate
@@ -153,6 +154,48 @@ def test_rates_are_those_of_the_device(tmp_path: Path) -> None:
     recipe = merged(BASE, {"train": {"program": "eager"}, "observe": {"every": 7}})
     rates = [rate for _, rate in fit(tmp_path, recipe).history("time/samples_per_second")][5:]
     assert max(rates) < 20 * sorted(rates)[len(rates) // 2]
+
+
+def systems() -> isoscale.Sources:
+    """Two systems whose samples have shapes of their own."""
+    generator = torch.Generator().manual_seed(0)
+    made = [
+        {
+            "input": torch.randn(count, atoms, 13, generator=generator),
+            "target": torch.randn(count, 5, generator=generator),
+        }
+        for count, atoms in ((50, 3), (34, 7))
+    ]
+    return isoscale.Sources(train=Mixture(made, "size"), val=Mixture(made))
+
+
+class Pooled(isoscale.Supervised):
+    """Takes any number of atoms."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (self.model(batch["input"]).mean(1) - batch["target"]).square().mean()
+
+    validation_step = training_step
+
+
+@pytest.mark.parametrize("residency", ["device", "host"])
+def test_a_mixture_is_captured_system_by_system(residency: str, tmp_path: Path) -> None:
+    hashes = set()
+    for name in ("eager", "graphed"):
+        given = {"train": {"program": name, "steps": 120}, "data": {"batch_size": [8, 5], "residency": residency}}
+        recipe = merged(BASE, given)
+        run = isoscale.Trainer(recipe, run=tmp_path / name).fit(Pooled(network(dropout=0.1)), systems())
+        hashes.add(sha(run))
+    assert len(hashes) == 1
+
+
+def test_a_fitted_scale_is_read_inside_a_captured_step(tmp_path: Path) -> None:
+    transforms = [{"class": "scale"}]
+    hashes = set()
+    for name in ("eager", "graphed"):
+        recipe = merged(BASE, {"train": {"program": name}, "data": {"transforms": transforms}})
+        hashes.add(sha(fit(tmp_path / name, recipe)))
+    assert len(hashes) == 1
 
 
 def test_the_number_of_steps_a_launch_does_not_matter(tmp_path: Path) -> None:

@@ -1,20 +1,21 @@
 """`isoscale data`: fetch data sets and weights, and look at what is there."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoscale.cli import complete
+from isoscale.cli import complete, data_files
+from isoscale.cli.data_words import progress, split_words
 from isoscale.cli.output import print_json
 
 if TYPE_CHECKING:
-    from isoscale.data.fetch import Fetching, Report
+    from isoscale.data.fetch import Fetching
     from isoscale.data.published import Entry
 
-app = typer.Typer(help="Fetch data, and look at it.", no_args_is_help=True)
+app = typer.Typer(help="Fetch data, look at it, shuffle it and make it.", no_args_is_help=True)
+app.command()(data_files.shuffle)
+app.command()(data_files.make)
 
 
 @app.command()
@@ -61,28 +62,9 @@ def _bring(fetching: "Fetching", folder: Path | None, mirror: str | None) -> Non
     if folder is not None:
         fetching.from_folder(folder)
     else:
-        with _progress() as report:
+        with progress() as report:
             fetching.from_network(mirror, report)
     print(f"{name} is in {home}")
-
-
-@contextmanager
-def _progress() -> Iterator["Report"]:
-    """Bars on a terminal; nothing in a log."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemainingColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bars: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-
-        def report(name: str, done: int, total: int | None) -> None:
-            if name not in bars:
-                bars[name] = progress.add_task(name)
-            progress.update(bars[name], completed=done, total=total)
-
-        yield report
 
 
 def _print_catalog() -> None:
@@ -111,12 +93,17 @@ def info(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="A data set, weights, or a recipe; left out, all.", autocompletion=complete.described
+            metavar="NAME",
+            help="A data set, weights, a recipe, or a file or pattern; left out, all.",
+            autocompletion=complete.described,
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes of a recipe, such as data.path=DIR."),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Changes of a recipe, such as data.path=DIR; of files, dataset=NAME.",
+        ),
     ] = None,
     path: Annotated[
         str | None, typer.Option("--path", metavar="DIR", help="Where a data set's files lie, if not as usual.")
@@ -132,12 +119,62 @@ def info(
     if name is None:
         _show_all(as_json)
         return
+    if _names_files(name):
+        _show_files([name, *(overrides or [])], as_json)
+        return
     is_recipe = name not in CATALOG and ("/" in name or "." in name)
     described = _recipe_facts(name, overrides or []) if is_recipe else _published_facts(_entry(name), path)
     if as_json:
         print_json(described)
     else:
         _print_facts(described)
+
+
+def _names_files(name: str) -> bool:
+    """Whether a name means files: a file wins over all else, but a folder not over a data set or preset of its name."""
+    import glob
+
+    from isoscale.data.formats.opening import SUFFIXES
+    from isoscale.recipe.presets import preset_names
+    from isoscale.science.catalog import CATALOG
+
+    path = Path(name).expanduser()
+    if path.suffix.lower() in (".yaml", ".yml", ".json"):
+        return False
+    if name in CATALOG or name in preset_names():
+        return path.is_file()
+    return path.exists() or glob.has_magic(name) or path.suffix.lower() in SUFFIXES
+
+
+def _show_files(words: list[str], as_json: bool) -> None:
+    from isoscale.data.describe_files import describe_files
+
+    paths, options = split_words(words)
+    described = {path: describe_files(path, options) for path in paths}
+    if as_json:
+        print_json({"paths": described})
+        return
+    for path, facts in described.items():
+        _print_file(path, facts)
+
+
+def _print_file(path: str, facts: dict[str, Any]) -> None:
+    from isoscale.observe.text import table
+
+    rows = [("files", f"{facts['files']:,}, {facts['bytes']:,} bytes")]
+    for name, found in facts["columns"].items():
+        shape = "×".join("?" if length is None else str(length) for length in found["shape"]) or "one value"
+        rows.append((name, f"{found['rows']:,} rows, {shape}, {found['dtype']}"))
+        rows.append(("  values", _range(found) + _mean(found)))
+        rows += [(f"  {word}", f"{found[word]:,}") for word in ("nan", "infinite") if found[word]]
+        rows.append(("  fingerprint", found["fingerprint"]))
+    print("\n".join([path, *table(rows)]))
+
+
+def _mean(found: dict[str, Any]) -> str:
+    from isoscale.observe.text import plain_number
+
+    return "" if found["mean"] is None else f", mean {plain_number(found['mean'])}"
 
 
 def _show_all(as_json: bool) -> None:

@@ -1,10 +1,10 @@
 """How the stream of samples is cut: batches in time, micro-batches and shards inside a batch. Pure functions."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -13,11 +13,54 @@ Batch = Any
 """Tensors in a dict, list or tuple, nested as the source likes; the first dimension of each is the batch."""
 
 
+class Plan(Protocol):
+    """What the engine asks of the batches of an epoch."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch; of the largest, where batches differ."""
+
+    @property
+    def num_micro(self) -> int:
+        """Micro-batches of a batch, in time."""
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of a batch, in space."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch."""
+
+    def size(self, step: int) -> int:
+        """Number of samples of the batch of a step."""
+
+    def place(self, step: int) -> int:
+        """How far the samples have come before a step."""
+
+    def samples_before(self, step: int) -> int:
+        """Samples that the steps before this one have seen."""
+
+    def limited(self, limit: int) -> Self:
+        """The same with at most `limit` batches an epoch."""
+
+    def kind(self, step: int) -> Hashable:
+        """Steps of one kind have batches of one shape."""
+
+    def end_of_kind(self, step: int) -> int:
+        """The first step after this one whose batch has another shape, or that begins an epoch."""
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """The batches of an epoch, and the parts of a batch."""
 
     num_samples: int
+    """What an epoch counts: all samples of the data, or as many as it draws."""
     batch_size: int
     drop_last: bool = False
     limit: int | None = None
@@ -51,6 +94,20 @@ class BatchPlan:
         epoch, within = divmod(step, self.steps_per_epoch)
         per_epoch = min(self.num_samples, self.steps_per_epoch * self.batch_size)
         return epoch * per_epoch + within * self.batch_size
+
+    def limited(self, limit: int) -> "BatchPlan":
+        """The same with at most `limit` batches an epoch."""
+        return replace(self, limit=limit)
+
+    def kind(self, step: int) -> Hashable:
+        """Steps of one kind have batches of one shape."""
+        return self.size(step)
+
+    def end_of_kind(self, step: int) -> int:
+        """The first step after this one whose batch has another size, or that begins an epoch."""
+        last = step - step % self.steps_per_epoch + self.steps_per_epoch - 1
+        ragged = self.size(last) != self.batch_size
+        return last if ragged and step < last else last + 1
 
     def parts(self, size: int) -> list[list[tuple[int, int]]]:
         """Row ranges [shard][micro-batch] that cut a batch of `size` rows; an empty one is left out."""

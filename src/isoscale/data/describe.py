@@ -1,12 +1,17 @@
-"""What is in a source, in numbers: samples, shapes, types, ranges of values, and how many of each class."""
+"""What is in a source or in files, in numbers: samples, shapes, types, ranges of values, how many of each class."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch
+from isoscale.data.columns import Array, Column, blocks
 from isoscale.data.sources import Source, is_rows
 
 CHUNK = 4096
@@ -72,3 +77,85 @@ def _samples(source: Source) -> Tensor:
     if is_rows(source) or len(source) <= MOST_SAMPLES:
         return torch.arange(len(source))
     return torch.linspace(0, len(source) - 1, MOST_SAMPLES, dtype=torch.float64).long()
+
+
+def describe_column(column: Column) -> dict[str, Any]:
+    """Rows, shape of one, type, range, what is not finite, and a fingerprint; only a block of rows is in memory."""
+    content = _Content(column.dtype, column.row_shape)
+    with ThreadPoolExecutor(1) as hasher:
+        for block in blocks(column):
+            content.add(block, hasher)
+    return content.plain()
+
+
+def describe_records(source: Source) -> dict[str, dict[str, Any]]:
+    """The same of each tensor of samples that may differ in size, read one by one; such a dimension is None."""
+    contents: dict[str, _Content] = {}
+    with ThreadPoolExecutor(1) as hasher:
+        for index in range(len(source)):
+            for name, tensor in named_tensors(source.fetch(torch.tensor([index]))):
+                rows = tensor.numpy()
+                contents.setdefault(name, _Content(rows.dtype, rows.shape[1:])).add(rows, hasher)
+    return {name: content.plain() for name, content in contents.items()}
+
+
+class _Content:
+    """What is known of an array after some of its rows."""
+
+    def __init__(self, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
+        self.dtype = dtype
+        self._digest = hashlib.sha256()
+        self._rows = self._num_finite = self._num_nan = self._num_infinite = 0
+        self._total = 0.0
+        self._edges: list[Any] = []
+        self._shape: list[int | None] = list(row_shape)
+        self._last_shape: tuple[int, ...] | None = None
+        self._see_shape(row_shape)
+
+    def add(self, rows: Array, hasher: Executor) -> None:
+        """Take more rows into account; hashing takes longest, and so has a thread of its own."""
+        self._see_shape(rows.shape[1:])
+        hashing = hasher.submit(self._digest.update, _canonical(rows))
+        self._count(rows.reshape(-1))
+        self._rows += len(rows)
+        hashing.result()
+
+    def _see_shape(self, shape: tuple[int, ...]) -> None:
+        """The fingerprint covers type and shape: where the shape of rows changes, that is a part of the content."""
+        if shape == self._last_shape:
+            return
+        self._digest.update(f"{self.dtype.newbyteorder('<').str} {list(shape)}\n".encode())
+        self._last_shape = shape
+        self._shape = [old if old == new else None for old, new in zip_longest(self._shape, shape)]
+
+    def _count(self, values: Array) -> None:
+        if self.dtype.kind in "fc":
+            self._num_nan += int(np.isnan(values).sum())
+            finite = np.isfinite(values)
+            self._num_infinite += int(np.isinf(values).sum()) if not finite.all() else 0
+            values = values if finite.all() else values[finite]
+        if self.dtype.kind == "b":
+            values = values.view(np.uint8)
+        if values.size and self.dtype.kind != "c":
+            self._num_finite += values.size
+            self._total += float(values.sum(dtype=np.float64))
+            self._edges += [values.min().item(), values.max().item()]
+
+    def plain(self) -> dict[str, Any]:
+        """All of it, as plain values; range and mean are those of finite values."""
+        return {
+            "rows": self._rows,
+            "shape": self._shape,
+            "dtype": str(self.dtype),
+            "min": min(self._edges, default=None),
+            "max": max(self._edges, default=None),
+            "mean": self._total / self._num_finite if self._num_finite else None,
+            "nan": self._num_nan,
+            "infinite": self._num_infinite,
+            "fingerprint": self._digest.hexdigest(),
+        }
+
+
+def _canonical(rows: Array) -> memoryview:
+    """The bytes of rows as every machine and format agrees on them: in C order, the smallest byte first."""
+    return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data

@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
-from isoscale.data.batches import Batch, BatchPlan, map_tensors
-from isoscale.data.feed import Indices, Part, Window
+from isoscale.data.batches import Batch, BatchPlan, map_tensors, tensors_of
+from isoscale.data.feed import Indices, Part, Window, aligned_stride, cut_rows
 from isoscale.data.sources import Source, TensorSource
 
+LAUNCH_BYTES = 256 << 20
+"""Of rows that are gathered ahead for the steps of a launch."""
 WINDOW = 1 << 20
 WINDOW_ON_CPU = 1 << 15
 
@@ -50,16 +52,32 @@ class DeviceFeed:
         """Sample indices of a launch of equal steps."""
         return self._window.read(self._plan.place(step), num_steps * self._plan.size(step))
 
-    def slot(self, step: int, num_steps: int) -> "DeviceSlot":
-        """A slot that holds sample indices."""
-        return DeviceSlot(self, self._plan.size(step), num_steps, self._device)
+    def slot(self, step: int, num_steps: int) -> "DeviceSlot | LaunchSlot":
+        """A slot that holds sample indices; where there is room, the rows of a launch are gathered all at once."""
+        size = self._plan.size(step)
+        tensors = [tensor for tensor in tensors_of(self._resident) if len(tensor)]
+        stride = aligned_stride(size, [tensor[0].nbytes for tensor in tensors])
+        needed = num_steps * stride * sum(tensor[0].nbytes for tensor in tensors)
+        if num_steps > 1 and stride <= 2 * size and needed <= LAUNCH_BYTES:
+            return LaunchSlot(self, size, stride, num_steps, self._device)
+        return DeviceSlot(self, size, num_steps, self._device)
+
+    def gather(self, samples: Tensor) -> Batch:
+        """The rows of samples."""
+        return self._gather(samples)
+
+    def cut_gathered(self, batch: Batch, samples: Tensor) -> list[list[Part]]:
+        """The parts of a step whose rows are gathered already."""
+        if self._plan.num_micro * self._plan.num_shards == 1:
+            return [[Part(batch, samples)]]
+        return cut_rows(self._plan, batch, samples)
 
     def close(self) -> None:
         """Nothing runs ahead."""
 
 
 class DeviceSlot:
-    """Sample indices at a fixed address; the rows are gathered inside the captured launch."""
+    """Sample indices at a fixed address; the rows are gathered inside the captured launch, step by step."""
 
     def __init__(self, feed: DeviceFeed, size: int, num_steps: int, device: torch.device) -> None:
         """Indices for `num_steps` batches of `size` samples."""
@@ -75,3 +93,33 @@ class DeviceSlot:
     def parts(self, offset: int) -> list[list[Part]]:
         """Gather the parts of a step."""
         return self._feed.cut(self._samples[offset * self._size : (offset + 1) * self._size])
+
+
+class LaunchSlot:
+    """Sample indices of a launch, whose rows are gathered at its start in one go.
+
+    A gather of one batch waits for memory most of the time; a gather of fifty keeps it busy. The rows of each step
+    begin at an aligned address, as those of a batch gathered by itself do: matrix libraries choose kernels by that.
+    """
+
+    def __init__(self, feed: DeviceFeed, size: int, stride: int, num_steps: int, device: torch.device) -> None:
+        """Indices for `num_steps` batches of `size` samples, each in the first places of `stride`."""
+        self._feed = feed
+        self._size = size
+        self._num_steps = num_steps
+        self._samples = torch.zeros(num_steps, stride, dtype=torch.int64, device=device)
+        self._stride = stride
+        self._rows: Batch = None
+
+    def fill(self, step: int) -> None:
+        """Copy the launch's indices from the window."""
+        indices = self._feed.read(step, self._num_steps)
+        self._samples[:, : self._size].copy_(indices.view(self._num_steps, self._size))
+
+    def parts(self, offset: int) -> list[list[Part]]:
+        """The parts of a step; the first one gathers for all."""
+        if offset == 0:
+            self._rows = self._feed.gather(self._samples.view(-1))
+        start = offset * self._stride
+        batch = map_tensors(self._rows, lambda tensor: tensor[start : start + self._size])
+        return self._feed.cut_gathered(batch, self._samples[offset, : self._size])

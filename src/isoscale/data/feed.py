@@ -3,12 +3,13 @@
 Parts are gathered each into tensors of their own: matrix libraries change bits with the alignment of their operands.
 """
 
+import math
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from isoscale.data.batches import Batch
+from isoscale.data.batches import Batch, BatchPlan, map_tensors
 
 
 class Part(NamedTuple):
@@ -16,6 +17,27 @@ class Part(NamedTuple):
 
     batch: Batch
     samples: Tensor
+
+
+def cut_rows(plan: BatchPlan, batch: Batch, samples: Tensor) -> list[list[Part]]:
+    """The parts of a batch of rows, each copied into tensors of its own."""
+    return [
+        [
+            Part(map_tensors(batch, lambda tensor: tensor[start:stop].clone()), samples[start:stop])  # noqa: B023
+            for start, stop in shard
+        ]
+        for shard in plan.parts(len(samples))
+    ]
+
+
+ALIGNMENT = 256
+"""Bytes: what matrix libraries look at; a tensor of its own has as much where it matters."""
+
+
+def aligned_stride(size: int, row_bytes: list[int]) -> int:
+    """At least `size` rows, so many that batches which follow each other at this distance are equally aligned."""
+    unit = math.lcm(*(ALIGNMENT // math.gcd(ALIGNMENT, count) for count in row_bytes if count))
+    return -(-size // unit) * unit
 
 
 class Indices(Protocol):

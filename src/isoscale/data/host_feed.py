@@ -1,18 +1,61 @@
 """Data that lives in host memory: a thread fetches it and copies it to the device ahead of the step."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch, BatchPlan, copy_batch, map_tensors, tensors_of, to_device
-from isoscale.data.feed import Indices, Part, Window
+from isoscale.data.feed import Indices, Part, Window, aligned_stride, cut_rows
 from isoscale.data.reader import Inline, Reader
+from isoscale.data.samples import InProcess, Request, is_dataset
 from isoscale.data.sources import Source, is_vectorised, nbytes
 
 WINDOW = 1 << 15
 CHUNK_BYTES = 16 << 20
+
+
+class Fetcher(Protocol):
+    """Reads the parts that a feed asks for."""
+
+    num_ahead: int
+    """Steps that a thread keeps ready; 0 where they are read in the thread of the step."""
+
+    def begin(self) -> None:
+        """Get ready for a reading, in the thread of the step."""
+
+    def read(self, requests: Iterator[Request]) -> Iterator[Part]:
+        """The parts asked for, in that order."""
+
+    def interrupt(self) -> None:
+        """End a reading that is under way in another thread."""
+
+    def close(self) -> None:
+        """Release what is open."""
+
+
+class WholeParts:
+    """Fetches whole parts from a vectorised source."""
+
+    def __init__(self, source: Source, num_ahead: int) -> None:
+        """Parts of `source`, some steps ahead unless it may draw random numbers."""
+        self._source = source
+        self.num_ahead = num_ahead if is_vectorised(source) else 0
+
+    def begin(self) -> None:
+        """Nothing has to be made ready."""
+
+    def read(self, requests: Iterator[Request]) -> Iterator[Part]:
+        """The parts asked for, each fetched when it is needed."""
+        return (Part(self._source.fetch(request.samples), request.samples) for request in requests)
+
+    def interrupt(self) -> None:
+        """A part is soon fetched: there is nothing to interrupt."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class HostFeed:
@@ -21,39 +64,52 @@ class HostFeed:
     def __init__(
         self, source: Source, order: Indices, plan: BatchPlan, device: torch.device, num_ahead: int = 8
     ) -> None:
-        """Fetch up to `num_ahead` steps ahead; a dataset that may draw random numbers is read in the step's thread."""
-        self._source = source
+        """Fetch up to `num_ahead` steps ahead; a dataset is read in the step's thread until `read_with` changes it."""
         self._plan = plan
         self._device = device
         self._window = Window(order, torch.device("cpu"), WINDOW)
-        self._num_ahead = num_ahead if is_vectorised(source) else 0
+        self._num_samples = order.num_samples
+        self._fetcher: Fetcher = InProcess(source) if is_dataset(source) else WholeParts(source, num_ahead)
         self._reader: Reader | Inline | None = None
         self._next = -1
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
+    def read_with(self, fetcher: Fetcher) -> None:
+        """Leave the reading to another fetcher from now on."""
+        self.close()
+        self._fetcher = fetcher
+
     def parts(self, step: int) -> list[list[Part]]:
         """The parts of a step; reading starts afresh when it is not the one after the last."""
-        if self._reader is None or step != self._next:
-            self.close()
-            items = self._read_from(step)
-            self._reader = Reader(items, self._num_ahead) if self._num_ahead else Inline(items)
-        self._next = step + 1
         try:
+            if self._reader is None or step != self._next:
+                self._reader = self._reader_from(step)
+            self._next = step + 1
             return self._arrive(self._reader.get())
         except BaseException:
             self.close()  # nothing more comes after an error: the next call reads afresh
             raise
 
-    def _read_from(self, step: int) -> Iterator[tuple[list[list[Part]], Any]]:
-        while True:
-            samples = self._window.read(self._plan.place(step), self._plan.size(step))
-            ranges = self._plan.parts(len(samples))
-            shards = [[self._fetch(samples[start:stop].clone()) for start, stop in shard] for shard in ranges]
-            yield self._send(shards)
-            step += 1
+    def _reader_from(self, step: int) -> Reader | Inline:
+        self._stop_reading()
+        self._fetcher.begin()
+        items = self._read_from(step)
+        return Reader(items, self._fetcher.num_ahead) if self._fetcher.num_ahead else Inline(items)
 
-    def _fetch(self, samples: Tensor) -> Part:
-        return Part(self._source.fetch(samples), samples)
+    def _read_from(self, step: int) -> Iterator[tuple[list[list[Part]], Any]]:
+        parts = self._fetcher.read(self._requests(step))
+        for number in count(step):
+            ranges = self._plan.parts(self._plan.size(number))
+            yield self._send([[next(parts) for _ in shard] for shard in ranges])
+
+    def _requests(self, step: int) -> Iterator[Request]:
+        """What the parts of a step, and of all that follow it, are made of."""
+        for number in count(step):
+            place = self._plan.place(number)
+            samples = self._window.read(place, self._plan.size(number))
+            epochs = torch.arange(place, place + len(samples)) // self._num_samples
+            for shard in self._plan.parts(len(samples)):
+                yield from (Request(samples[start:stop].clone(), epochs[start:stop]) for start, stop in shard)
 
     def _send(self, shards: list[list[Part]]) -> tuple[list[list[Part]], Any]:
         """Copy to the device on a stream of its own, so that it overlaps with the running step."""
@@ -74,8 +130,13 @@ class HostFeed:
         return HostSlot(self, self.parts(step), num_steps)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, and the worker processes where there are some."""
+        self._stop_reading()
+        self._fetcher.close()
+
+    def _stop_reading(self) -> None:
         if self._reader is not None:
+            self._fetcher.interrupt()
             self._reader.close()
         self._reader = None
 
@@ -125,19 +186,27 @@ class RowFeed:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         per_step = max(1, nbytes(source) // len(source) * plan.batch_size)
         self._chunk_steps = min(64, max(1, CHUNK_BYTES // per_step))
+        whole = plan.num_micro * plan.num_shards == 1 and device.type == "cpu"
+        self._row_bytes = _row_bytes(source) if whole else []
 
     def parts(self, step: int) -> list[list[Part]]:
-        """The parts of a step, each copied into tensors of its own."""
+        """The parts of a step, each in tensors of its own, or at an address as aligned as theirs."""
         ((batch, samples),) = self.rows(step, 1)
-        return cut_rows(self._plan, batch, samples)
+        return [[Part(batch, samples)]] if self._row_bytes else cut_rows(self._plan, batch, samples)
+
+    def _stride(self, size: int) -> int:
+        """Rows from one step to the next in a chunk: with a few to spare, batches need not be copied to be aligned."""
+        return aligned_stride(size, self._row_bytes) if self._row_bytes else size
 
     def rows(self, step: int, num_steps: int) -> Iterator[tuple[Batch, Tensor]]:
         """The rows of equal steps and their sample indices, as views into the chunks that hold them."""
         size, stop = self._plan.size(step), step + num_steps
+        stride = self._stride(size)
         while step < stop:
             chunk = self._holding(step)
-            end = min(stop, chunk.stop)
-            rows = slice((step - chunk.first) * size, (end - chunk.first) * size)
+            end = min(stop, chunk.stop) if stride == size else step + 1
+            first = (step - chunk.first) * stride
+            rows = slice(first, first + (end - step) * size)
             yield map_tensors(chunk.batch, lambda tensor: tensor[rows]), chunk.samples[rows]  # noqa: B023
             step = end
 
@@ -158,7 +227,9 @@ class RowFeed:
     def _read_from(self, step: int) -> Iterator["Chunk"]:
         while True:
             stop = self._end_of_chunk(step)
-            samples = self._window.read(self._plan.place(step), (stop - step) * self._plan.size(step)).clone()
+            size, count = self._plan.size(step), stop - step
+            samples = self._window.read(self._plan.place(step), count * size).clone()
+            samples = _spaced(samples.view(count, size), self._stride(size))
             yield self._send(Chunk(step, stop, self._source.fetch(samples), samples, None))
             step = stop
 
@@ -174,7 +245,8 @@ class RowFeed:
     def _send(self, chunk: "Chunk") -> "Chunk":
         """Copy to the device on a stream of its own, so that it overlaps with the running steps."""
         if self._stream is None:
-            return chunk._replace(batch=to_device(chunk.batch, self._device), samples=chunk.samples.to(self._device))
+            batch = map_tensors(to_device(chunk.batch, self._device), _aligned)
+            return chunk._replace(batch=batch, samples=chunk.samples.to(self._device))
         with torch.cuda.stream(self._stream):
             batch = map_tensors(chunk.batch, self._pinned_copy)
             return Chunk(chunk.first, chunk.stop, batch, self._pinned_copy(chunk.samples), self._stream.record_event())
@@ -196,6 +268,25 @@ class RowFeed:
             self._reader.close()
         self._reader = None
         self._chunk = Chunk(0, 0, None, torch.empty(0), None)
+
+
+def _row_bytes(source: Source) -> list[int]:
+    """Bytes of a sample in each tensor."""
+    return [tensor.nbytes for tensor in tensors_of(source.fetch(torch.zeros(1, dtype=torch.int64)))]
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor where torch would have put it: arrays of numpy begin at any multiple of 16 bytes."""
+    return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
+
+
+def _spaced(samples: Tensor, stride: int) -> Tensor:
+    """Sample indices of equal steps, each in the first places of `stride`."""
+    if stride == samples.shape[1]:
+        return samples.view(-1)
+    spaced = samples[:, :1].repeat(1, stride)
+    spaced[:, : samples.shape[1]] = samples
+    return spaced.view(-1)
 
 
 class Chunk(NamedTuple):
@@ -236,17 +327,6 @@ class RowSlot:
     def parts(self, offset: int) -> list[list[Part]]:
         """Copy the parts of a step into tensors of their own."""
         return cut_rows(self._plan, *self._rows(slice(offset * self._size, (offset + 1) * self._size)))
-
-
-def cut_rows(plan: BatchPlan, batch: Batch, samples: Tensor) -> list[list[Part]]:
-    """The parts of a batch of rows, each copied into tensors of its own."""
-    return [
-        [
-            Part(map_tensors(batch, lambda tensor: tensor[start:stop].clone()), samples[start:stop])  # noqa: B023
-            for start, stop in shard
-        ]
-        for shard in plan.parts(len(samples))
-    ]
 
 
 def wait_for(event: Any, batch: Batch, device: torch.device) -> None:

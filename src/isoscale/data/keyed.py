@@ -7,6 +7,7 @@ They come out the same on any number of ranks, in any batch, after any restart, 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +108,7 @@ class StepRandom:
     def _sample_words(self, purpose: str) -> tuple[Tensor, Tensor]:
         """Two words (batch,) for each sample; those of all purposes are computed at once, in few operations."""
         if torch.compiler.is_compiling():  # which makes one operation of it anyway
-            high, low = (fold(fold(key, self.step), self.samples) for key in _keys(self.seed, purpose))
+            high, low = (cast(Tensor, fold(fold(key, self.step), self.samples)) for key in _keys(self.seed, purpose))
             return high, low
         row = self._rows.setdefault(purpose, len(self._rows))
         if self._words is None or row >= len(self._words):
@@ -142,11 +143,13 @@ def _finish(word: Tensor) -> Tensor:
     return word
 
 
-@torch.compiler.assume_constant_result
 def _keys(seed: int, purpose: str) -> tuple[int, int]:
     """The key words of a purpose, which a compiler need not look into."""
     return derive_key(seed, purpose)
 
+
+# what torch.compiler.assume_constant_result does, without importing the whole compiler, which takes seconds
+_keys._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _current: StepRandom | None = None
 

@@ -49,6 +49,10 @@ class Order:
             return torch.from_numpy(self._on_host(start, count))
         return self._masked(torch.arange(start, start + count, device=device))
 
+    def at(self, place: Any) -> Any:
+        """Sample indices for places in any order: an array for a numpy array, a tensor for a tensor."""
+        return self._walk(place) if isinstance(place, np.ndarray) else self._masked(place)
+
     def _on_host(self, start: int, count: int) -> np.ndarray:
         found = np.empty(count, dtype=np.int64)
         for offset in range(0, count, _CHUNK):

@@ -30,6 +30,8 @@ class Source(Protocol):
 class TensorSource:
     """Samples held in memory, as tensors that share their first dimension."""
 
+    is_rows = True
+
     def __init__(self, tensors: Batch, classes: Sequence[str] | None = None) -> None:
         """A dict, list or tuple of tensors or arrays, one row a sample; `classes` names what labels stand for."""
         self.tensors = _as_tensors(tensors)
@@ -73,6 +75,8 @@ class Subset:
 class DatasetSource:
     """Any map-style `torch.utils.data.Dataset`, with its collate function."""
 
+    is_vectorised = False
+
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Batch] | None = None) -> None:
         """Samples `dataset[i]`, put together by `collate` (torch's default one)."""
         self.dataset = dataset
@@ -113,12 +117,22 @@ def as_source(data: Any, collate: Callable[[list[Any]], Batch] | None = None) ->
 
 def is_vectorised(source: Source) -> bool:
     """Whether all of a source can be fetched at once and kept: not so for datasets that may draw random numbers."""
-    return is_vectorised(source.source) if isinstance(source, Subset) else not isinstance(source, DatasetSource)
+    return bool(getattr(whole(source), "is_vectorised", True))
 
 
 def is_rows(source: Source) -> bool:
     """Whether a sample is one row of each tensor, so that many samples can be fetched at once and cut apart."""
-    return is_rows(source.source) if isinstance(source, Subset) else isinstance(source, TensorSource)
+    return bool(getattr(whole(source), "is_rows", False))
+
+
+def is_on_disk(source: Source) -> bool:
+    """Whether the samples are read from files each time that they are asked for."""
+    return bool(getattr(whole(source), "on_disk", False))
+
+
+def whole(source: Source) -> Source:
+    """What a subset, or a subset of a subset, is taken from."""
+    return whole(source.source) if isinstance(source, Subset) else source
 
 
 def column(source: Source, key: str) -> Tensor | None:
@@ -134,6 +148,8 @@ def nbytes(source: Source) -> int:
     """Bytes of all samples, estimated from one where they are not in memory."""
     if isinstance(source, TensorSource):
         return sum(tensor.nbytes for tensor in tensors_of(source.tensors))
+    if hasattr(source, "nbytes"):
+        return int(source.nbytes)
     return len(source) * sum(tensor.nbytes for tensor in tensors_of(source.fetch(torch.zeros(1, dtype=torch.int64))))
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch
+from isoscale.errors import UserError
 
 
 class Divide:
@@ -48,6 +49,11 @@ class Normalize:
     def _per_channel(self, numbers: Any, values: Tensor) -> Any:
         if isinstance(numbers, int | float):
             return numbers
+        if values.shape[1] != len(numbers):  # one channel would be broadcast to three
+            raise UserError(
+                f"Normalize has {len(numbers)} numbers, one a channel, but {self.key!r} has {values.shape[1]} channels "
+                f"(batch {tuple(values.shape)})"
+            )
         shape = [1, -1] + [1] * (values.dim() - 2)
         # made of Python numbers, one fill a channel: a copy from the host could not be captured
         columns = [torch.full((1,), number, dtype=values.dtype, device=values.device) for number in numbers]

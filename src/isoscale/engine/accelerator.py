@@ -38,7 +38,7 @@ class Accelerator:
             return int(torch.cuda.get_device_properties(self.device).total_memory)
         if self.kind == "xpu":
             return int(torch.xpu.get_device_properties(self.device).total_memory)
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return host_memory()
 
     @property
     def peak_memory(self) -> int:
@@ -82,6 +82,11 @@ class Accelerator:
             else getattr(torch, self.kind).manual_seed
         )
         return lambda seed: (on_host(seed), on_device(seed))
+
+
+def host_memory() -> int:
+    """Bytes of the host's memory, in use or not."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True)

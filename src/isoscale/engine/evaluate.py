@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from isoscale.data import keyed
-from isoscale.data.batches import BatchPlan
+from isoscale.data.batches import Plan
 from isoscale.data.feed import Feed
 from isoscale.engine.lightning import is_lightning_module, remember
 from isoscale.engine.metrics import keep
@@ -25,7 +25,7 @@ class Interrupted(Exception):
 @torch.no_grad()
 @keyed.use(None)  # nothing is random in an evaluation: augmentation leaves its samples alone
 def evaluate(
-    forward: Forward, feed: Feed, plan: BatchPlan, interrupted: Callable[[], bool] = lambda: False
+    forward: Forward, feed: Feed, plan: Plan, interrupted: Callable[[], bool] = lambda: False
 ) -> dict[str, float]:
     """The means of the losses and metrics of a stage over its data."""
     stage, task = forward.stage, forward.task
@@ -90,7 +90,7 @@ def _record_loss(forward: Forward, output: Any, count: int) -> set[str]:
 
 @torch.no_grad()
 @keyed.use(None)
-def predict(forward: Forward, feed: Feed, plan: BatchPlan) -> Any:
+def predict(forward: Forward, feed: Feed, plan: Plan) -> Any:
     """The predictions of every sample, in the order of the source, on the host."""
     forward.stage.enter()
     begin(forward.task, "predict")

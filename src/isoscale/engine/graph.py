@@ -4,14 +4,14 @@ The first steps of a run are trained eagerly; they are the warm-up, so that capt
 rehearsed: replay and eager execution of the same steps must agree to the bit, or the program is not used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isoscale.data.batches import BatchPlan
+from isoscale.data.batches import Plan
 from isoscale.data.feed import Feed, Slot
 from isoscale.engine import metrics
 from isoscale.engine.accelerator import Accelerator
@@ -49,7 +49,7 @@ class GraphedProgram:
     """Replays captured launches; steps before the first capture run eagerly."""
 
     def __init__(
-        self, step: Step, feed: Feed, plan: BatchPlan, inputs: Inputs, steps_per_launch: int, registry: Registry,
+        self, step: Step, feed: Feed, plan: Plan, inputs: Inputs, steps_per_launch: int, registry: Registry,
         accelerator: Accelerator, proven: Callable[[], None], fall_back: Callable[[str], None] | None,
     ) -> None:  # fmt: skip
         """`proven` is told when a replay gave the right bits, `fall_back` why a capture is refused (None: an error)."""
@@ -63,7 +63,7 @@ class GraphedProgram:
         self._registry = registry
         self._accelerator = accelerator
         self._fall_back = fall_back
-        self._graphs: dict[tuple[int, int], Captured] = {}
+        self._graphs: dict[tuple[int, Hashable], Captured] = {}
         self._pool: Any = None
         self._warm = 0
         self._profile: Profile | None = None
@@ -116,7 +116,7 @@ class GraphedProgram:
         The first launch of a kind is captured and run eagerly, the second is rehearsed: a replay that only fits the
         batch it was captured at shows there. From the third on, launches are replayed.
         """
-        key = count, self._plan.size(number)
+        key = count, self._plan.kind(number)
         captured = self._graphs.get(key)
         if captured is None:
             self._try_capture(key, number, count)
@@ -128,7 +128,7 @@ class GraphedProgram:
                 self._profile.replayed(captured.marks)
         return self.refused is None
 
-    def _try_capture(self, key: tuple[int, int], number: int, count: int) -> None:
+    def _try_capture(self, key: tuple[int, Hashable], number: int, count: int) -> None:
         """Capture a launch, put everything back, and run it eagerly."""
         before, reseed = self._registry.snapshot(), self._step.reseed
         counted = list(self._step.recorder.counted)

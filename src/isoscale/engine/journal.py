@@ -97,7 +97,7 @@ class Journal:
         if reading.flag or not math.isfinite(loss):
             raise NotFinite(
                 f"a loss or gradient became NaN or infinite between step {self._last[0]} and step {step} "
-                f"(mean loss {loss:g}); nothing was saved since, the last checkpoint is good. Try a smaller "
+                f"(mean loss {loss:g}); nothing was saved since, what was saved before is good. Try a smaller "
                 "optimizer.lr, a longer schedule.warmup, train.clip=1, or look for bad samples in the data"
             )
 

@@ -252,6 +252,12 @@ class Configured:
         self._take(returned)
         self._check()
 
+    def rates(self) -> dict[str, float]:
+        """The learning rate of each optimizer's first group, `lr` or `lr-0`, `lr-1`; none that lives on a device."""
+        found = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+        names = ["lr"] if len(found) == 1 else [f"lr-{number}" for number in range(len(found))]
+        return {name: rate for name, rate in zip(names, found, strict=True) if isinstance(rate, float)}
+
     def _take(self, returned: Any) -> None:
         if isinstance(returned, Optimizer):
             self.optimizers.append(returned)

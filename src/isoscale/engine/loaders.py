@@ -5,9 +5,9 @@ where the loader would drop a last, smaller batch.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,9 +15,17 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from isoscale.data.hashing import derive_key
+from isoscale.data.host_feed import Fetcher, HostFeed
+from isoscale.data.samples import InProcess, is_dataset, kept_generators
 from isoscale.data.sources import Source, as_source
+from isoscale.data.workers import WorkerPool, count_workers, start_method, why_not_sent
 from isoscale.engine.overrides import overrides
+from isoscale.engine.settings import Settings
 from isoscale.errors import UserError
+from isoscale.observe.machine import usable_cores
+
+if TYPE_CHECKING:
+    from isoscale.engine.roles import Role
 
 _METHODS = {
     "train": "train_dataloader",
@@ -77,18 +85,13 @@ class SamplerOrder:
 @contextmanager
 def seeded(seed: int, generator: torch.Generator | None = None) -> Iterator[None]:
     """Seed every generator that a sampler or dataset may draw from, and put the global ones back afterwards."""
-    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
-    for each in (torch.default_generator, generator):
-        if each is not None:
-            each.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
+    with kept_generators():
+        for each in (torch.default_generator, generator):
+            if each is not None:
+                each.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
         yield
-    finally:
-        torch.default_generator.set_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
 
 
 class FlatSampler:
@@ -141,6 +144,8 @@ class Loaded:
         if loader.batch_sampler is None:
             raise UserError(f"{method} has batch_size=None: give the loader a batch_size, so that samples are counted")
         self.source: Source = as_source(loader.dataset, loader.collate_fn)
+        self.num_workers = loader.num_workers
+        self.prepares_workers = loader.num_workers > 0 and loader.worker_init_fn is not None
         self.drop_last = loader.drop_last
         self.shuffle = isinstance(loader.sampler, RandomSampler)
         if type(loader.batch_sampler) is BatchSampler:
@@ -219,3 +224,32 @@ def _call(owner: Any, name: str, *arguments: Any) -> None:
     method = getattr(owner, name, None)
     if callable(method):
         method(*arguments)
+
+
+def read_dataset(role: "Role", name: str, settings: Settings, device: torch.device, say: Callable[[str], None]) -> None:
+    """Let the dataset of a role be read by the worker processes that the recipe, or the loader, asks for."""
+    if isinstance(role.feed, HostFeed) and is_dataset(role.source):
+        loaded = role.loaded.role(name) if role.loaded is not None else None
+        role.feed.read_with(_fetcher(role.source, loaded, settings, device, say))
+    elif name == "train" and settings.data.workers not in ("auto", 0):
+        say("data.workers is not used: worker processes are for a Dataset, which is read sample by sample")
+
+
+def _fetcher(
+    source: Source, loaded: Loaded | None, settings: Settings, device: torch.device, say: Callable[[str], None]
+) -> Fetcher:
+    asked, method = settings.data.workers, start_method(device)
+    count = count_workers(asked, loaded.num_workers if loaded else None, usable_cores())
+    why = why_not_sent(source) if count and method == "spawn" else None
+    if why is not None and asked != "auto":
+        raise UserError(
+            f"data.workers is {asked}, but the dataset cannot be sent to another process: {why}. Move it, its "
+            "transforms and its collate function from the script or function into a module, or use data.workers=0"
+        )
+    if why is not None:
+        say(f"the dataset is read in the training process, because it cannot be sent to another one: {why}")
+    if why is not None or not count:
+        return InProcess(source, settings.seed)
+    if loaded is not None and loaded.prepares_workers:
+        say("the loader's worker_init_fn is not called: every sample has its own seeds")
+    return WorkerPool(source, settings.seed, count, method)

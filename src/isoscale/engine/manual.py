@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from isoscale.data.batches import BatchPlan
+from isoscale.data.batches import Plan
 from isoscale.engine.config import Train
 from isoscale.engine.ema import Average
 from isoscale.engine.optimizers import set_lr
@@ -16,7 +16,7 @@ from isoscale.engine.step import loss_terms
 from isoscale.errors import UserError
 
 
-def check(plan: BatchPlan, train: Train, precision: Precision) -> None:
+def check(plan: Plan, train: Train, precision: Precision) -> None:
     """Refuse what the engine would have to do inside an update that the task does itself."""
     for wrong, words in (
         (plan.num_micro > 1, "train.accumulate cuts batches: accumulate in training_step"),
@@ -44,7 +44,7 @@ def before(
 
 
 def after(
-    recorder: Recorder, plan: BatchPlan, average: Average | None, after_step: Callable[[int], None] | None
+    recorder: Recorder, plan: Plan, average: Average | None, after_step: Callable[[int], None] | None
 ) -> Callable[[int, Any], None]:
     """After a step, record the loss that it returned, if any, and average the weights."""
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from isoscale.data.batches import BatchPlan
+from isoscale.data.batches import Plan
 from isoscale.engine.cadence import Cadence
 
 
@@ -26,7 +26,7 @@ class Due:
 class Planner:
     """Boundaries as pure functions of the number of finished steps."""
 
-    batches: BatchPlan
+    batches: Plan
     num_steps: int
     log_every: int
     evaluate: Cadence
@@ -34,17 +34,9 @@ class Planner:
 
     def next_boundary(self, step: int) -> int:
         """The first step count after `step` at which something is due or the batch size changes."""
-        per_epoch = self.batches.steps_per_epoch
-        epoch_start = step - step % per_epoch
-        candidates = [self.num_steps, epoch_start + per_epoch, _next(step, self.log_every)]
-        if self._ragged:
-            candidates.append(epoch_start + per_epoch - 1)
+        candidates = [self.num_steps, self.batches.end_of_kind(step), _next(step, self.log_every)]
         candidates += [_next(step, cadence.count) for cadence in (self.evaluate, self.checkpoint) if _steps(cadence)]
         return min(candidate for candidate in candidates if candidate > step)
-
-    @property
-    def _ragged(self) -> bool:
-        return self.batches.size(self.batches.steps_per_epoch - 1) != self.batches.batch_size
 
     def due(self, step: int) -> Due:
         """What is due when `step` steps are finished."""

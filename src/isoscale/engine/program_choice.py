@@ -15,6 +15,7 @@ from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.batch_hooks import AroundBatch, compiled
 from isoscale.engine.graph import GraphedProgram
 from isoscale.engine.lightning import TrainerView
+from isoscale.engine.loaders import read_dataset
 from isoscale.engine.programs import EagerProgram, Inputs, ManualProgram, Program
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.step import Forward, Step
@@ -45,6 +46,7 @@ class ProgramMaker:
         self._reseed = reseeder(self.settings.seed, self.parts.accelerator)
         task, configured = self.parts.task, self.parts.configured
         self._after_step = hooks.after_step(task, self.view, configured, self.forward.compute)
+        read_dataset(self.parts.train, "train", self.settings, self.parts.accelerator.device, self.say)
 
     def make(self) -> Program:
         """The program; why it is not the fastest one, where it is not, is part of the decision."""
@@ -157,7 +159,7 @@ class ProgramMaker:
         return step
 
     def _before_fetch(self, step: int) -> None:
-        """Seed what a dataset may draw from (torch, numpy, random) by the step whose samples it is asked for."""
+        """Seed by the step what a task may draw from on the host: torch, numpy, random; samples have their own."""
         self._reseed(step, 255)
         seed = int(torch.randint(2**31, ()))
         python_random.seed(seed)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from isoscale.data.batches import BatchPlan
+from isoscale.data.batches import Plan
 from isoscale.data.feed import Feed, Part
 from isoscale.engine.config import LossWeight
 from isoscale.engine.profile import Profile
@@ -78,7 +78,7 @@ class EagerProgram:
         self,
         step: Step,
         feed: Feed,
-        plan: BatchPlan,
+        plan: Plan,
         inputs: Inputs,
         steps_per_launch: int = 1,
         after_step: Callable[[int], None] | None = None,
@@ -137,7 +137,7 @@ class ManualProgram:
         random: Any,
         reseed: Any,
         feed: Feed,
-        plan: BatchPlan,
+        plan: Plan,
         before_step: Callable[[int], None],
         after_step: Callable[[int, Any], None],
     ) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from isoscale.data.batches import BatchPlan
+from isoscale.data.batches import Plan
 from isoscale.errors import UserError
 from isoscale.observe.metric_log import MetricLog
 
@@ -34,7 +34,7 @@ class Progress:
 class OrderState:
     """Where the order of samples is; a checkpoint of another order is refused."""
 
-    def __init__(self, seed: int, plan: BatchPlan, progress: Progress) -> None:
+    def __init__(self, seed: int, plan: Plan, progress: Progress) -> None:
         """The order of a seed for the batches of a plan."""
         self._seed = seed
         self._plan = plan
@@ -49,7 +49,7 @@ class OrderState:
     def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
         """Nothing to take over: the order is a function of the step. It must be the same function."""
         own = self.state()[1]
-        for key, word in (("seed", "seed"), ("samples", "number of training samples")):
+        for key, word in (("seed", "seed"), ("samples", "number of samples an epoch")):
             if own[key] != values[key]:
                 raise UserError(f"the checkpoint's {word} is {values[key]}, this run's is {own[key]}")
 

@@ -2,17 +2,28 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from isoscale.data.batches import BatchPlan, tensors_of
-from isoscale.data.config import Data
+from isoscale.data.batches import BatchPlan, Plan, tensors_of
+from isoscale.data.config import Data, WindowShuffle
 from isoscale.data.feed import Feed, Indices
+from isoscale.data.mixture import (
+    Draws,
+    Mixture,
+    MixtureFeed,
+    MixturePlan,
+    OneAfterTheOther,
+    RandomDraws,
+    system_batch_sizes,
+    system_probabilities,
+)
 from isoscale.data.order import Order
-from isoscale.data.residency import choose, make_feed
+from isoscale.data.residency import Place, Residency, choose, make_feed
 from isoscale.data.sources import Source, Sources, Subset, as_source
-from isoscale.engine.accelerator import Accelerator
+from isoscale.data.window_order import WindowOrder
+from isoscale.engine.accelerator import Accelerator, host_memory
 from isoscale.engine.config import Limit
 from isoscale.engine.loaders import LoadedData, SamplerOrder, is_data_module, seeded
 from isoscale.engine.settings import Settings
@@ -24,11 +35,13 @@ class Role:
     """What one stage reads."""
 
     source: Source
-    plan: BatchPlan
-    residency: str
+    plan: Plan
+    residency: Place
     feed: Feed
     loaded: LoadedData | None = None
     """Where the loaders came from."""
+    order: Indices | None = None
+    """Of all its samples; None for a mixture, whose systems have orders of their own."""
 
 
 @dataclass
@@ -37,7 +50,7 @@ class Wanted:
 
     source: Source
     batch_size: int
-    shuffle: bool
+    shuffle: bool | WindowShuffle
     drop_last: bool
     sampler: Any = None
 
@@ -60,15 +73,18 @@ class RoleMaker:
         keys = ("batch_size", "shuffle", "drop_last") if self._loaded is not None else ()
         return [f"data.{key}" for key in keys if getattr(section, key) != getattr(plain, key)]
 
-    def train(self, num_micro: int, num_shards: int) -> Role:
-        """The training data, in the order of the recipe."""
+    def train(self, num_micro: int, num_shards: int, decided: Residency = "auto") -> Role:
+        """The training data, in the order of the recipe; `decided` is where it lived at the first start."""
         wanted = self._wanted("train")
         if wanted is None:
             raise UserError("there is no training data")
+        if isinstance(wanted.source, Mixture):
+            limit = self._settings.train.limit_train_batches
+            return self._mixture(wanted.source, self._settings.seed, limit, num_micro, num_shards, decided)
         source = self._overfit(self._subset(wanted.source), wanted.batch_size)
         order = self._order(source, wanted)
         plan = self._plan(source, wanted, order, self._settings.train.limit_train_batches, num_micro, num_shards)
-        return self._role(source, plan, order)
+        return self._role(source, plan, order, decided)
 
     def evaluation(self, name: str, limit: Limit = None) -> Role | None:
         """Validation, test or prediction data, in the order of the source; None if there is none."""
@@ -79,11 +95,54 @@ class RoleMaker:
             wanted.source = self._overfit(self._subset(wanted.source), wanted.batch_size)
         if wanted is None:
             return None
+        if isinstance(wanted.source, Mixture):
+            return self._mixture(wanted.source, None, limit)
         order: Indices = Order(len(wanted.source), 0, shuffle=False)
         if wanted.sampler is not None and self._settings.train.overfit_batches is None:
             order = SamplerOrder(wanted.sampler, self._settings.seed)  # it may stand for a part of the dataset
         size = min(self._settings.data.eval_batch_size or wanted.batch_size, order.num_samples)
         return self._role(wanted.source, limited(BatchPlan(order.num_samples, size), limit), order)
+
+    def _mixture(
+        self, mixture: Mixture, seed: int | None, limit: Limit, num_micro: int = 1, num_shards: int = 1,
+        decided: Residency = "auto",
+    ) -> Role:  # fmt: skip
+        """Batches of several systems: drawn at random for a seed, else one system after the other."""
+        section = self._settings.data
+        training = seed is not None
+        if section.samples_per_epoch is not None or not isinstance(section.shuffle, bool):
+            raise UserError("data.samples_per_epoch and a window shuffle are for one source, not for a mixture")
+        wanted = section.batch_size if training else section.eval_batch_size or section.batch_size
+        sizes = system_batch_sizes(mixture, wanted)
+        drop_last = section.drop_last and training
+        plans = [
+            BatchPlan(len(system), size, drop_last, None, num_micro, num_shards)
+            for system, size in zip(mixture.systems, sizes, strict=True)
+        ]
+        num_batches_of = [plan.steps_per_epoch for plan in plans]
+        draws: Draws = OneAfterTheOther(num_batches_of)
+        if training:
+            draws = RandomDraws(seed or 0, system_probabilities(mixture.probabilities, num_batches_of))
+        plan = limited(MixturePlan(plans, draws), limit)
+        residency = self._residency(mixture, decided)
+        feeds = [
+            make_feed(residency, system, self._system_order(number, system, seed), plans[number], self._device)
+            for number, system in enumerate(mixture.systems)
+        ]
+        return Role(mixture, plan, residency, MixtureFeed(mixture, plan, feeds), self._loaded)
+
+    def _system_order(self, number: int, system: Source, seed: int | None) -> Indices:
+        shuffled = seed is not None and bool(self._settings.data.shuffle)
+        return Order(len(system), seed or 0, shuffled, purpose=f"order of system {number}")
+
+    @property
+    def _device(self) -> torch.device:
+        return self._accelerator.device
+
+    def _residency(self, source: Source, decided: Residency) -> Place:
+        wanted = self._settings.data.residency
+        wanted = decided if wanted == "auto" else wanted
+        return choose(source, wanted, self._accelerator.total_memory, host_memory())
 
     def _wanted(self, role: str) -> Wanted | None:
         section: Data = self._settings.data
@@ -92,12 +151,11 @@ class RoleMaker:
             if loaded is None:
                 return None
             return Wanted(loaded.source, loaded.batch_size, loaded.shuffle, loaded.drop_last, loaded.sampler)
-        source = getattr(self._sources, role, None)
-        return (
-            None
-            if source is None
-            else Wanted(as_source(source), section.batch_size, section.shuffle, section.drop_last)
-        )
+        given = getattr(self._sources, role, None)
+        if given is None:
+            return None
+        source = as_source(given)
+        return Wanted(source, _one_size(source, section.batch_size), section.shuffle, section.drop_last)
 
     def _subset(self, source: Source) -> Source:
         subset = self._settings.data.subset
@@ -121,6 +179,9 @@ class RoleMaker:
             if source is not wanted.source:
                 raise UserError("the loader has a sampler of its own: data.subset and train.overfit_batches need none")
             return SamplerOrder(wanted.sampler, self._settings.seed)
+        if isinstance(wanted.shuffle, WindowShuffle):
+            blocks = wanted.shuffle
+            return WindowOrder(len(source), self._settings.seed, blocks.samples_per_block, blocks.blocks_per_window)
         return Order(len(source), self._settings.seed, wanted.shuffle)
 
     def _plan(
@@ -131,13 +192,25 @@ class RoleMaker:
                 f"data.batch_size is {wanted.batch_size}, but there are only {order.num_samples} training samples; "
                 f"use data.batch_size={order.num_samples} or less"
             )
-        plan = BatchPlan(order.num_samples, wanted.batch_size, wanted.drop_last, None, num_micro, num_shards)
-        return limited(plan, limit)
+        drawn = self._settings.data.samples_per_epoch or order.num_samples
+        if wanted.batch_size > drawn:
+            raise UserError(
+                f"data.samples_per_epoch is {drawn}, less than one batch (data.batch_size is {wanted.batch_size}); "
+                f"use data.samples_per_epoch={wanted.batch_size} or more"
+            )
+        return limited(BatchPlan(drawn, wanted.batch_size, wanted.drop_last, None, num_micro, num_shards), limit)
 
-    def _role(self, source: Source, plan: BatchPlan, order: Indices) -> Role:
-        residency = choose(source, self._settings.data.residency, self._accelerator.total_memory)
-        feed = make_feed(residency, source, order, plan, self._accelerator.device)
-        return Role(source, plan, residency, feed, self._loaded)
+    def _role(self, source: Source, plan: BatchPlan, order: Indices, decided: Residency = "auto") -> Role:
+        residency = self._residency(source, decided)
+        feed = make_feed(residency, source, order, plan, self._device)
+        return Role(source, plan, residency, feed, self._loaded, order)
+
+
+def _one_size(source: Source, wanted: Any) -> int:
+    """The batch size of a source; a mixture has several and looks for itself."""
+    if isinstance(wanted, int) or isinstance(source, Mixture):
+        return wanted if isinstance(wanted, int) else 0
+    raise UserError(f"data.batch_size is {wanted}, which is for a mixture of systems; give one number")
 
 
 def num_batches(limit: Limit, total: int) -> int:
@@ -148,16 +221,19 @@ def num_batches(limit: Limit, total: int) -> int:
     return max(1, min(total, wanted))
 
 
-def limited(plan: BatchPlan, limit: Limit) -> BatchPlan:
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
+
+def limited(plan: AnyPlan, limit: Limit) -> AnyPlan:
     """A plan with at most so many batches an epoch."""
-    return BatchPlan(
-        plan.num_samples, plan.batch_size, plan.drop_last, num_batches(limit, plan.steps_per_epoch),
-        plan.num_micro, plan.num_shards,
-    )  # fmt: skip
+    return plan.limited(num_batches(limit, plan.steps_per_epoch))
 
 
 def fingerprint(source: Source, num_probes: int = 64) -> str:
     """A hash of a source's size, dtypes, shapes and some of its samples, cheap at any size."""
+    if isinstance(source, Mixture):
+        parts = "".join(fingerprint(system, num_probes) for system in source.systems)
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
     probes = torch.linspace(0, len(source) - 1, min(num_probes, len(source)), dtype=torch.float64).long()
     digest = hashlib.sha256(str(len(source)).encode())
     with seeded(0):  # a dataset may augment at random

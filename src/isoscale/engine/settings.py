@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from isoscale.data.config import Data
+from isoscale.data.residency import Residency
 from isoscale.engine import accelerator, precision
 from isoscale.engine.config import Checkpoint, Optimizer, Schedule, Train
 from isoscale.engine.optimizers import OptimizerPath, choose_path
@@ -40,6 +41,8 @@ class Decisions:
     """`auto` until the first launch has shown whether the step can be captured."""
     why: str = ""
     """Why this program, where it was not asked for."""
+    residency: Residency = "auto"
+    """Where the training data lives; `auto` until its size is known."""
 
     @classmethod
     def make(cls, settings: Settings) -> "Decisions":
@@ -51,6 +54,7 @@ class Decisions:
             precision=precision.resolve(settings.train.precision, found).name,
             optimizer=choose_path(settings.optimizer.name, found),
             program=settings.train.program,
+            residency=settings.data.residency,
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -92,6 +92,7 @@ class Supervised(Task):
         self._objects = nn.ModuleDict({f"of_{stage}": _copies(objects) for stage in ("train", "val", "test")})
         self._names = list(objects)
         self._keys = input, target
+        self.target_key = target
 
     def forward(self, input: Tensor) -> Tensor:
         """The model's prediction."""

@@ -16,7 +16,9 @@ from isoscale.engine.assembly import Assembly, assemble, check_task, place
 from isoscale.engine.cadence import Cadence
 from isoscale.engine.checkpoint import State
 from isoscale.engine.evaluate import Interrupted, call_hook, evaluate
+from isoscale.engine.fitting import FittedStates, fit, fitted
 from isoscale.engine.journal import Journal
+from isoscale.engine.loaders import read_dataset
 from isoscale.engine.memory import explained
 from isoscale.engine.monitors import Best, Patience
 from isoscale.engine.planner import Due, Planner
@@ -75,13 +77,17 @@ class Trainer:
         roles = RoleMaker(data, settings, found)
         if roles.unused:
             self.observers.note(f"the loaders decide about batches: {', '.join(roles.unused)} is not used", "warning")
-        self.train = roles.train(settings.train.accumulate, reducer.num_shards)
+        self.train = roles.train(settings.train.accumulate, reducer.num_shards, self.decided.residency)
+        self.decided.residency = self.train.residency
         self.val = roles.evaluation("val", settings.train.limit_val_batches)
+        if self.val is not None:
+            read_dataset(self.val, "val", settings, found.device, self.observers.note)
         self._check_data(task)
         self.plan = self._planner(self.train)
         view = lightning.TrainerView(self._where, self.plan.num_steps, self.train.plan.steps_per_epoch)
         with precision.applied():
             if begin is not None:
+                fit(transforms, self.train.source)
                 self._measure(task, transforms, found, precision)
                 begin(task)
             self.parts: Assembly = assemble(
@@ -131,6 +137,8 @@ class Trainer:
             self.parts.accelerator,
         )
         registry = self.parts.registry
+        if fitted(self.parts.transforms):
+            registry.register("transforms", FittedStates(self.parts.transforms))
         registry.register("journal", self.journal)
         registry.register("progress", self.progress)
         registry.register("order", OrderState(self.settings.seed, self.train.plan, self.progress))
@@ -150,7 +158,7 @@ class Trainer:
             stack.enter_context(self.parts.precision.applied())
             stack.enter_context(self._stream())
             stack.callback(self.release)
-            stack.enter_context(explained(self.parts.accelerator, self.settings.data.batch_size))
+            stack.enter_context(explained(self.parts.accelerator, self.train.plan.batch_size))
             call_hook(self.parts.task, "on_fit_start")
             self._rehearse_evaluation()
             self.exhibition.begin(self.progress.step)
@@ -218,7 +226,7 @@ class Trainer:
     def _log(self) -> None:
         progress = self.progress
         step = progress.step
-        rate = {} if self.parts.configured else {"lr": self.parts.rate(step - 1)}
+        rate = self.parts.configured.rates() if self.parts.configured else {"lr": self.parts.rate(step - 1)}
         rate["time/seconds"] = progress.seconds + time.perf_counter() - self._clock
         samples = self.train.plan.samples_before(step)
         self.journal.begin(step, (step - 1) // self.train.plan.steps_per_epoch, samples, rate)

@@ -22,6 +22,7 @@ HARMLESS: tuple[KeyPath, ...] = (
     ("checkpoint",),
     ("train", "steps_per_launch"),
     ("data", "residency"),
+    ("data", "workers"),
 )
 """Sections and keys that never change the result."""
 LENGTHS: tuple[KeyPath, ...] = (("train", "epochs"), ("train", "steps"))

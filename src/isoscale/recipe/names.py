@@ -11,10 +11,13 @@ SHORT_NAMES = {
     "mnist": "isoscale.science.images.MNIST",
     "fashion-mnist": "isoscale.science.images.FashionMNIST",
     "cifar10": "isoscale.science.images.CIFAR10",
+    "mixture": "isoscale.data.mixture.Systems",
     "arrays": "isoscale.data.sources.Arrays",
+    "files": "isoscale.data.file_sources.Files",
     "divide": "isoscale.data.transforms.Divide",
     "flatten": "isoscale.data.transforms.Flatten",
     "normalize": "isoscale.data.transforms.Normalize",
+    "scale": "isoscale.data.scaling.Scale",
     "mlflow": "isoscale.observe.loggers.mlflow.MLflow",
     "wandb": "isoscale.observe.loggers.wandb.WandB",
     "comet": "isoscale.observe.loggers.comet.Comet",
@@ -24,6 +27,13 @@ SHORT_NAMES = {
     "cutout": "isoscale.science.images.Cutout",
     "rotate": "isoscale.science.images.Rotate",
 }
+
+CONVERTERS = {
+    "text": "isoscale.data.converters.text",
+    "npz": "isoscale.data.converters.arrays",
+    "hdf5": "isoscale.data.converters.arrays",
+}
+"""What `data make` knows by a short name."""
 
 TORCHVISION = "torchvision:"
 """Before the name of a network of torchvision: `torchvision:resnet18`."""

@@ -1,23 +1,17 @@
 """Readers of well-known image files: idx, as MNIST has it, and both versions of CIFAR-10's batches."""
 
-import gzip
-import pickle
-import struct
-import zlib
-from collections.abc import Callable, Sequence
-from io import BytesIO
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isoscale.data.files import GZIP_MAGIC
+from isoscale.data import restricted
+from isoscale.data.formats.checks import check_length
+from isoscale.data.formats.idx import Bytes, read_bytes, read_idx
 from isoscale.errors import UserError
 
-Bytes = NDArray[np.uint8]
-
-IDX_UNSIGNED_BYTE = 0x08
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_RECORD = 1 + 3 * 32 * 32
 CIFAR_BATCH = 10_000
@@ -43,24 +37,6 @@ def read_idx_pair(images: Path, labels: Path, size: tuple[int, int], num_classes
     return Labelled(pixels[:, None], classes.astype(np.int64))
 
 
-def read_idx(path: Path, num_dimensions: int) -> Bytes:
-    """Read an idx file of unsigned bytes, compressed by gzip or not."""
-    content = _content(path)
-    magic = bytes((0, 0, IDX_UNSIGNED_BYTE, num_dimensions))
-    if content[:4].tobytes() != magic:
-        raise UserError(
-            f"{path} is no idx file of bytes in {num_dimensions} dimensions: "
-            f"it begins with {content[:4].tobytes()!r}, expected {magic!r}"
-        )
-    start = 4 + 4 * num_dimensions
-    header = content[4:start].tobytes()
-    if len(header) < 4 * num_dimensions:
-        raise UserError(f"{path} is truncated: it ends after {len(content)} bytes, inside its header")
-    shape = struct.unpack(f">{num_dimensions}I", header)
-    _check_length(path, len(content), start + _product(shape))
-    return content[start:].reshape(shape)
-
-
 def read_cifar(paths: Sequence[Path], num_classes: int) -> Labelled:
     """Read batches of CIFAR-10 one after the other: the binary version (`.bin`) or the Python version."""
     images = np.empty((len(paths) * CIFAR_BATCH, *CIFAR_SHAPE), np.uint8)
@@ -74,15 +50,15 @@ def read_cifar(paths: Sequence[Path], num_classes: int) -> Labelled:
 
 
 def _read_binary(path: Path) -> tuple[Bytes, Bytes]:
-    content = _content(path)
-    _check_length(path, len(content), CIFAR_BATCH * CIFAR_RECORD)
+    content = read_bytes(path)
+    check_length(path, len(content), CIFAR_BATCH * CIFAR_RECORD)
     records = content.reshape(CIFAR_BATCH, CIFAR_RECORD)
     return records[:, 1:], records[:, 0]
 
 
 def _read_pickled(path: Path) -> tuple[Bytes, NDArray[Any]]:
     try:
-        batch = _ArraysOnly(BytesIO(_content(path).data), encoding="latin1").load()
+        batch = restricted.loads(read_bytes(path).data, encoding="latin1")
         pixels, labels = batch["data"], np.asarray(batch["labels"])
     except UserError:
         raise
@@ -96,42 +72,6 @@ def _read_pickled(path: Path) -> tuple[Bytes, NDArray[Any]]:
     return pixels, labels
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Rebuilds numpy arrays and plain containers; a file that asks for anything else is refused, nothing is run."""
-
-    allowed: dict[str, Callable[..., Any]] = {
-        "numpy.core.multiarray._reconstruct": np.empty(0).__reduce__()[0],  # type: ignore[dict-item]
-        "numpy._core.multiarray._reconstruct": np.empty(0).__reduce__()[0],  # type: ignore[dict-item]
-        "numpy.ndarray": np.ndarray,
-        "numpy.dtype": np.dtype,
-    }
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        name = f"{module_name}.{global_name}"
-        if name not in self.allowed:
-            raise pickle.UnpicklingError(f"it asks for {name}, which no array needs, so that nothing of it was run")
-        return self.allowed[name]
-
-
-def _content(path: Path) -> Bytes:
-    """All bytes of a file, uncompressed, in memory that may be written to, as torch wants it."""
-    try:
-        content = np.fromfile(path, np.uint8)
-        if content[:2].tobytes() != GZIP_MAGIC:
-            return content
-        return np.frombuffer(bytearray(gzip.decompress(content.data)), np.uint8)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is truncated or damaged: {error}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _check_length(path: Path, found: int, expected: int) -> None:
-    if found != expected:
-        problem = "is truncated" if found < expected else "is too long"
-        raise UserError(f"{path} {problem}: {found:,} bytes found, {expected:,} expected")
-
-
 def _check_labels(labels: NDArray[Any], num_classes: int, path: Path) -> None:
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
@@ -139,13 +79,6 @@ def _check_labels(labels: NDArray[Any], num_classes: int, path: Path) -> None:
             f"{path}: label {labels[wrong[0]]} of sample {wrong[0]} is out of range: "
             f"{num_classes} classes have labels 0 to {num_classes - 1}"
         )
-
-
-def _product(shape: Sequence[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
 
 
 def _by(size: Sequence[int]) -> str:

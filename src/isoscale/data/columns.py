@@ -1,0 +1,105 @@
+"""Arrays in files, one row a sample: what the formats have in common, and several files as one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from isoscale.data.batches import Batch
+from isoscale.errors import UserError
+
+BLOCK_BYTES = 64 << 20
+"""How much of a column is in memory at a time while all of it is read."""
+
+Rows = NDArray[np.int64]
+Array = NDArray[Any]
+
+
+class Column(Protocol):
+    """One array in a file, or in several, of which rows can be read in any order."""
+
+    name: str
+    """Where it is, for people: a path, or path and dataset."""
+    num_rows: int
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    """As stored."""
+
+    def take(self, rows: Rows) -> Array:
+        """The rows asked for, in the order asked, as an array of its own."""
+
+
+def row_bytes(column: Column) -> int:
+    """Bytes of one row."""
+    return int(np.prod(column.row_shape, dtype=np.int64)) * column.dtype.itemsize
+
+
+def blocks(column: Column, most_bytes: int = BLOCK_BYTES) -> Iterator[Array]:
+    """All rows in order, a block at a time."""
+    size = max(1, most_bytes // max(1, row_bytes(column)))
+    for start in range(0, column.num_rows, size):
+        yield column.take(np.arange(start, min(column.num_rows, start + size)))
+
+
+class Joined:
+    """Columns of several files, one after the other, as one."""
+
+    def __init__(self, parts: Sequence[Column]) -> None:
+        """Join columns of any length; their rows must have the same shape and dtype."""
+        first = parts[0]
+        for part in parts[1:]:
+            if (part.row_shape, part.dtype) != (first.row_shape, first.dtype):
+                raise UserError(
+                    f"{part.name} has rows of {part.row_shape} {part.dtype}, but {first.name} has "
+                    f"{first.row_shape} {first.dtype}; files that are read as one must agree"
+                )
+        self.parts = list(parts)
+        self.name = first.name if len(parts) == 1 else f"{first.name} and {len(parts) - 1} more"
+        self.row_shape, self.dtype = first.row_shape, first.dtype
+        self._starts = np.cumsum([0, *(part.num_rows for part in parts)])
+        self.num_rows = int(self._starts[-1])
+
+    def take(self, rows: Rows) -> Array:
+        """The rows asked for, each file asked once for its own."""
+        if len(self.parts) == 1:
+            return self.parts[0].take(rows)
+        found = np.empty((len(rows), *self.row_shape), self.dtype)
+        which = np.searchsorted(self._starts, rows, "right") - 1
+        by_part = np.argsort(which, kind="stable")
+        parts, first = np.unique(which[by_part], return_index=True)
+        for part, mine in zip(parts, np.split(by_part, first[1:]), strict=True):
+            found[mine] = self.parts[part].take(rows[mine] - self._starts[part])
+        return found
+
+
+class ColumnSource:
+    """Samples in files: one row of each column."""
+
+    on_disk = True
+    is_rows = True
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        """Columns by name, all of the same number of rows."""
+        self.columns = dict(columns)
+        lengths = {name: column.num_rows for name, column in columns.items()}
+        if len(set(lengths.values())) != 1:
+            found = ", ".join(f"{name} has {count:,} ({columns[name].name})" for name, count in lengths.items())
+            raise UserError(f"every column needs one row a sample, but {found}")
+        self._length = next(iter(lengths.values()))
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples, as stored."""
+        return self._length * sum(row_bytes(column) for column in self.columns.values())
+
+    def fetch(self, indices: Tensor) -> Batch:
+        """The samples at `indices`, read from the files."""
+        rows = indices.numpy()
+        return {name: torch.from_numpy(column.take(rows)) for name, column in self.columns.items()}

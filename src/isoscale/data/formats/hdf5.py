@@ -1,0 +1,111 @@
+"""HDF5: datasets by name in one file."""
+
+import errno
+import os
+import re
+import weakref
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from isoscale.data.columns import BLOCK_BYTES, Array, Column, Rows, row_bytes
+from isoscale.data.formats.checks import check_length, check_numbers, split_shape
+from isoscale.data.formats.mapped import MappedColumn
+from isoscale.data.formats.views import Flattened
+from isoscale.errors import UserError
+
+MOST_OPEN = 64
+BYTES_PER_ROW = 32 << 10
+"""Picking one row out of a chunk takes as long as reading so many bytes."""
+
+
+def open_hdf5(path: Path, dataset: str, sample_dims: int | None = None) -> Column:
+    """The rows of a dataset; one that lies in the file as it is, without chunks, is read like a plain array."""
+    name = f"{path} ({dataset})"
+    with _open(str(path)) as file:
+        stored = file[dataset]
+        offset = stored.id.get_offset() if stored.chunks is None and not stored.external else None
+        if offset is not None:
+            return MappedColumn(path, name, stored.dtype, stored.shape, offset, sample_dims)
+        column = Hdf5Column(path, name, stored)
+    return column if sample_dims in (None, len(column.row_shape)) else Flattened(column, sample_dims)
+
+
+class Hdf5Column:
+    """Rows of a dataset in chunks; each process opens the file for itself."""
+
+    def __init__(self, path: Path, name: str, stored: "h5py.Dataset") -> None:
+        """The rows of `stored`, which is in the file at `path`."""
+        check_numbers(name, stored.dtype)
+        self.name = name
+        self.num_rows, self.row_shape = split_shape(name, stored.shape, None)
+        self.dtype = stored.dtype.newbyteorder("=")
+        self._path, self._dataset, self._version = str(path), stored.name, path.stat().st_mtime_ns
+        self._chunk = stored.chunks[0] if stored.chunks else 1
+        # A file that nobody reads any more may be written again; those that are read are opened anew.
+        weakref.finalize(self, _kept_open.cache_clear)
+
+    def take(self, rows: Rows) -> Array:
+        """The rows asked for, each chunk read once: whole where much of it is wanted."""
+        wanted, places = np.unique(rows, return_inverse=True)
+        stored = _kept_open(self._path, self._version, os.getpid())[self._dataset]
+        found = np.empty((len(wanted), *self.row_shape), self.dtype)
+        try:
+            sparse = np.ones(len(wanted), bool)
+            for first, last in self._dense_runs(wanted):
+                block = stored[wanted[first] : wanted[last - 1] + 1]
+                found[first:last] = block[wanted[first:last] - wanted[first]]
+                sparse[first:last] = False
+            if sparse.any():
+                found[sparse] = stored[wanted[sparse]]
+        except OSError as error:
+            raise UserError(f"{self.name} is damaged, or needs a filter that is not there: {error}") from None
+        return found[places]
+
+    def _dense_runs(self, wanted: Rows) -> Iterator[tuple[int, int]]:
+        """Where neighbouring chunks of which much is wanted begin and end in `wanted`."""
+        chunks, counts = np.unique(wanted // self._chunk, return_counts=True)
+        ends = np.cumsum(counts)
+        enough = max(1, self._chunk * row_bytes(self) // BYTES_PER_ROW)
+        most = max(1, BLOCK_BYTES // max(1, self._chunk * row_bytes(self)))
+        first = None
+        for number, chunk in enumerate(chunks.tolist()):
+            if counts[number] < enough:
+                continue
+            first = number if first is None else first
+            follows = number + 1 < len(chunks) and chunks[number + 1] == chunk + 1 and counts[number + 1] >= enough
+            if not follows or number + 1 - first >= most:
+                yield int(ends[first] - counts[first]), int(ends[number])
+                first = None
+
+
+def hdf5_names(path: Path) -> list[str]:
+    """The names of all datasets, at any depth."""
+    names: list[str] = []
+    with _open(str(path)) as file:
+        file.visititems(lambda name, found: names.append(name) if isinstance(found, h5py.Dataset) else None)
+    return names
+
+
+@lru_cache(maxsize=MOST_OPEN)
+def _kept_open(path: str, version: int, process: int) -> "h5py.File":
+    """The open file; `version` tells it from another that takes its place."""
+    return _open(path)
+
+
+def _open(path: str) -> "h5py.File":
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            raise UserError(f"{path} is being written by another program; wait until it is closed there") from None
+        if "unable to lock" in str(error):  # a file system without locks, as many clusters have it: reading needs none
+            return h5py.File(path, "r", locking=False)
+        sizes = re.search(r"truncated file: eof = (\d+).*stored_eof = (\d+)", str(error))
+        if sizes is None:
+            raise UserError(f"{path} is no HDF5 file that can be read: {error}") from None
+        check_length(path, *map(int, sizes.groups()))
+        raise

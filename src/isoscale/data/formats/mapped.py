@@ -1,0 +1,64 @@
+"""Plain arrays at a place in a file: never loaded, only the rows that are asked for are read."""
+
+import mmap
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isoscale.data.columns import Array, Rows
+from isoscale.data.formats.checks import check_numbers, num_values, split_shape
+from isoscale.data.formats.threads import fill, rows_at_once
+
+MOST_MAPS = 256
+"""Files that are open at a time; each is a handle, of which a process may have a thousand or so."""
+
+
+class MappedColumn:
+    """Rows that lie one after the other in a file."""
+
+    reads_in_parallel = True
+
+    def __init__(
+        self, path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, sample_dims: int | None
+    ) -> None:
+        """An array of `shape` that begins `offset` bytes into the file at `path`."""
+        check_numbers(name, dtype)
+        self.name = name
+        self.num_rows, self.row_shape = split_shape(name, shape, sample_dims)
+        self.dtype = dtype.newbyteorder("=")
+        self._path, self._stored, self._offset = str(path), dtype, offset
+        self._version = path.stat().st_mtime_ns
+        self._values_per_row = num_values(name, self.row_shape)
+
+    def take(self, rows: Rows) -> Array:
+        """The rows asked for: neighbours in one go, others by several threads."""
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+            return self._read(int(rows[0]), len(rows))
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self.num_rows:
+            raise IndexError(f"{self.name} has rows 0 to {self.num_rows - 1}, asked for {rows.min()} to {rows.max()}")
+        found = np.empty((len(rows), *self.row_shape), self.dtype)
+        # Rows that are checked may be clipped, which spares numpy a copy.
+        return fill(found, rows, rows_at_once(self), lambda some: np.take(self._map(), some, axis=0, mode="clip"))
+
+    def _read(self, start: int, count: int) -> Array:
+        """Neighbouring rows: an ordinary read, for which the system reads ahead."""
+        offset = self._offset + start * self._values_per_row * self._stored.itemsize
+        values = np.fromfile(self._path, self._stored, count * self._values_per_row, offset=offset)
+        return values.astype(self.dtype, copy=False).reshape(count, *self.row_shape)
+
+    def _map(self) -> Array:
+        shape = (self.num_rows, *self.row_shape)
+        return _mapped(self._path, self._version, self._stored, shape, self._offset)
+
+
+@lru_cache(maxsize=MOST_MAPS)
+def _mapped(path: str, version: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> Array:
+    """The array as it lies in the file; `version` tells a file from another that takes its place."""
+    with open(path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_RANDOM"):
+        # Otherwise each row brings its neighbourhood along, 32 times what is needed.
+        memory.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(memory, dtype, num_values(path, shape), offset).reshape(shape)

@@ -1,0 +1,62 @@
+"""Transforms that measure the training data before they change it, and their state."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoscale.data import keyed
+from isoscale.data.batches import Batch
+from isoscale.data.mixture import Mixture
+from isoscale.data.sources import Source, nbytes
+from isoscale.engine.loaders import seeded
+
+BLOCK_BYTES = 64 << 20
+"""How much of the data is looked at at a time."""
+
+
+def fitted(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
+    """The transforms that measure data, by their place in the list."""
+    return [(place, each) for place, each in enumerate(transforms) if callable(getattr(each, "fit", None))]
+
+
+def fit(transforms: Sequence[Any], source: Source) -> None:
+    """Let each of them measure all samples, in the order of the source, as the transforms before it leave them."""
+    for place, transform in fitted(transforms):
+        transform.fit(_batches(source, transforms[:place]))
+
+
+def _batches(source: Source, transforms: Sequence[Any]) -> Iterator[Batch]:
+    if isinstance(source, Mixture):
+        for system in source.systems:
+            yield from _batches(system, transforms)
+        return
+    size = max(1, BLOCK_BYTES // max(1, nbytes(source) // len(source)))
+    for start in range(0, len(source), size):
+        with seeded(0), keyed.use(None):
+            batch = source.fetch(torch.arange(start, min(len(source), start + size)))
+            for transform in transforms:
+                batch = transform(batch)
+        yield batch
+
+
+class FittedStates:
+    """What fitted transforms have measured, for a checkpoint."""
+
+    def __init__(self, transforms: Sequence[Any]) -> None:
+        """The state of those among `transforms` that measure."""
+        self._fitted = fitted(transforms)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors as `place/name`."""
+        tensors = {}
+        for place, transform in self._fitted:
+            tensors.update({f"{place}/{name}": tensor for name, tensor in transform.state().items()})
+        return tensors, {}
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over a state."""
+        for place, transform in self._fitted:
+            own = f"{place}/"
+            transform.load({key.removeprefix(own): t for key, t in tensors.items() if key.startswith(own)})

@@ -1,0 +1,117 @@
+"""Scaling by statistics of the training data: right, kept with the run, undone in predictions."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from torch import Tensor, nn
+
+import isoscale
+from isoscale.data.scaling import Scale
+from isoscale.errors import UserError
+from tests.helpers import QUIET, sha, timeless
+
+ROWS = (
+    torch.randn(200, 7, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 5, 7) + torch.arange(7) * 100
+)
+
+
+def fitted(rows: Tensor, block: int = 30, **options: Any) -> Scale:
+    scale = Scale(**options)
+    scale.fit({"input": part} for part in rows.split(block))
+    return scale
+
+
+@pytest.mark.parametrize(("kind", "theirs"), [("standard", StandardScaler), ("minmax", MinMaxScaler)])
+def test_it_is_scikit_learns(kind: Any, theirs: Any) -> None:
+    rows = ROWS.double()
+    expected = theirs().fit_transform(rows.numpy())
+    np.testing.assert_allclose(fitted(rows, kind=kind)({"input": rows})["input"], expected, rtol=1e-9, atol=1e-9)
+
+
+@given(st.integers(1, 200), st.sampled_from(["standard", "minmax"]), st.sampled_from(["feature", "whole"]))
+def test_it_does_not_depend_on_the_blocks_of_the_pass(block: int, kind: Any, per: Any) -> None:
+    whole, pieces = (fitted(ROWS, size, kind=kind, per=per).state() for size in (200, block))
+    for name in ("shift", "scale"):
+        torch.testing.assert_close(whole[name], pieces[name], rtol=1e-12, atol=0)
+
+
+def test_no_digits_are_lost_far_from_zero() -> None:
+    rows = torch.randn(1000, 1, dtype=torch.float64) + 1e9
+    assert float(fitted(rows, 7).state()["scale"]) == pytest.approx(float(rows.std(0, correction=0)), rel=1e-6)
+
+
+def test_channels_of_images_share_their_statistics() -> None:
+    images = torch.rand(50, 3, 4, 5) * torch.tensor([1.0, 10.0, 100.0]).view(3, 1, 1)
+    found = fitted(images, per="channel")({"input": images})["input"]
+    torch.testing.assert_close(found.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5, rtol=0)
+
+
+def test_what_does_not_vary_is_only_shifted() -> None:
+    rows = torch.full((10, 2), 5.0)
+    assert torch.equal(fitted(rows)({"input": rows})["input"], torch.zeros(10, 2))
+
+
+def test_the_inverse_gives_the_values_back_and_nothing_is_changed_in_place() -> None:
+    before = ROWS.clone()
+    scale = fitted(ROWS)
+    torch.testing.assert_close(scale.inverse(scale({"input": ROWS})["input"]), ROWS, rtol=1e-4, atol=1e-3)
+    assert torch.equal(before, ROWS)
+
+
+def test_a_scale_that_measured_nothing_or_something_else_is_refused() -> None:
+    with pytest.raises(UserError, match="was not measured"):
+        Scale()({"input": ROWS})
+    with pytest.raises(UserError, match="measured on samples of 7 numbers, but these are of shape"):
+        fitted(ROWS)({"input": ROWS[:, :3]})
+
+
+class TestInARun:
+    GENERATOR = torch.Generator().manual_seed(0)
+    INPUT = torch.randn(120, 3, generator=GENERATOR) * 50 + 10
+    DATA = {"input": INPUT, "target": INPUT.sum(1, keepdim=True) * 1000 + 5e5}
+    RECIPE: dict[str, Any] = {
+        "data": {
+            "batch_size": 20,
+            "transforms": [
+                {"class": "divide", "by": 2.0},
+                {"class": "scale"},
+                {"class": "scale", "kind": "minmax", "per": "whole", "key": "target"},
+            ],
+        },
+        "optimizer": {"lr": 0.05},
+    }
+
+    def task(self) -> isoscale.Supervised:
+        torch.manual_seed(0)
+        return isoscale.Supervised(nn.Linear(3, 1))
+
+    def fit(self, path: Path, epochs: int, data: Any = None) -> isoscale.Run:
+        sources = isoscale.Sources(train=data or self.DATA, val=self.DATA, test=self.DATA)
+        keys = {**QUIET, "train.epochs": epochs}
+        return isoscale.Trainer(self.RECIPE, run=path, **keys).fit(self.task(), sources)
+
+    def test_it_learns_and_predicts_in_the_units_of_the_target(self, tmp_path: Path) -> None:
+        run = self.fit(tmp_path / "run", 40)
+        assert run.metrics["val/loss"] < 1e-4
+        found = isoscale.predict(run)["prediction"]
+        assert float((found - self.DATA["target"]).abs().mean()) < 0.03 * float(self.DATA["target"].std())
+
+    def test_a_run_keeps_what_it_measured(self, tmp_path: Path) -> None:
+        run = self.fit(tmp_path / "run", 2)
+        again = isoscale.test(isoscale.Run(run.path, self.task(), isoscale.Sources(test=self.DATA)), "last")
+        assert again["test/loss"] == pytest.approx(run.metrics["val/loss"], rel=1e-6)
+        far = isoscale.Sources(test={key: value * 7 for key, value in self.DATA.items()})
+        assert isoscale.test(isoscale.Run(run.path, self.task(), far), "last")["test/loss"] > 1, "not measured anew"
+
+    def test_a_stop_is_invisible(self, tmp_path: Path) -> None:
+        whole = self.fit(tmp_path / "whole", 4)
+        self.fit(tmp_path / "parts", 2)
+        parts = self.fit(tmp_path / "parts", 4)
+        assert sha(whole) == sha(parts) and timeless(whole) == timeless(parts)
