@@ -3,10 +3,8 @@
 import hashlib
 import http.client
 import os
-import shutil
 import tarfile
 import tempfile
-import time
 import urllib.error
 import urllib.request
 import zlib
@@ -16,14 +14,13 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 from isoscale._version import __version__
-from isoscale.data.files import CHUNK, GZIP_SUFFIX, chunks, find_all, wrong_files
+from isoscale.data.files import CHUNK, GZIP_SUFFIX, chunks, find_all, sweep, writing_into, wrong_files
 from isoscale.data.published import Entry
 from isoscale.errors import UserError
 
 TIMEOUT = 20.0
 """Seconds without an answer after which an address counts as unreachable."""
 
-DAY = 86400.0
 INCOMING = ".incoming-"
 
 Report = Callable[[str, int, int | None], None]
@@ -117,7 +114,7 @@ class Fetching:
     def _write(self, path: Path, content: Iterable[bytes]) -> str:
         """Write a file; returns the hash of what was written."""
         digest = hashlib.sha256()
-        with _writing_into(self.home), path.open("wb") as file:
+        with writing_into(self.home), path.open("wb") as file:
             for chunk in content:
                 digest.update(chunk)
                 file.write(chunk)
@@ -128,9 +125,9 @@ class Fetching:
     @contextmanager
     def _aside(self) -> Iterator[Path]:
         """A folder beside the target, so that a rename is all that is left to do."""
-        with _writing_into(self.home):
+        with writing_into(self.home):
             self.home.mkdir(parents=True, exist_ok=True)
-            _sweep(self.home)
+            sweep(self.home, INCOMING)
             aside = tempfile.TemporaryDirectory(prefix=INCOMING, dir=self.home)
         with aside:
             yield Path(aside.name)
@@ -209,19 +206,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"the server answers {error.code} {error.reason}"
     return str(getattr(cause, "strerror", None) or cause)
-
-
-@contextmanager
-def _writing_into(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot write into {folder}: {reason}. Free space or permission is needed there.") from error
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what downloads that were killed long ago left behind."""
-    for old in folder.glob(f"{INCOMING}*"):
-        if time.time() - old.stat().st_mtime > DAY:
-            shutil.rmtree(old, ignore_errors=True)

@@ -3,14 +3,20 @@
 import gzip
 import hashlib
 import os
+import shutil
+import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from isoscale.errors import UserError
 
 DATA_VARIABLE = "ISOSCALE_DATA"
 GZIP_SUFFIX = ".gz"
 GZIP_MAGIC = b"\x1f\x8b"
 CHUNK = 1 << 20
+DAY = 86400.0
 
 
 def data_folder() -> Path:
@@ -65,3 +71,20 @@ def is_right(path: Path, expected: str) -> bool:
 def wrong_files(found: Mapping[str, Path], expected: Mapping[str, str]) -> list[Path]:
     """The files whose content is not what it should be."""
     return [path for name, path in found.items() if not is_right(path, expected[name])]
+
+
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """Turn an operating system's refusal to write into a folder into an error that says what is needed."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot write into {folder}: {reason}. Free space or permission is needed there.") from error
+
+
+def sweep(folder: Path, prefix: str) -> None:
+    """Remove what commands that were killed long ago left behind."""
+    for old in folder.glob(f"{prefix}*"):
+        if time.time() - old.stat().st_mtime > DAY:
+            shutil.rmtree(old, ignore_errors=True)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,14 +17,13 @@ import numpy as np
 
 from isoscale.data.columns import Array
 from isoscale.data.converters import Converter
-from isoscale.data.files import sha256
+from isoscale.data.files import sha256, sweep, writing_into
 from isoscale.data.formats.checks import check_numbers
 from isoscale.data.formats.writing import WRITERS, Writer
 from isoscale.errors import UserError
 
 MANIFEST = "manifest.json"
 ASIDE = ".making-"
-DAY = 86400.0
 
 
 @dataclass(frozen=True)
@@ -64,9 +62,9 @@ def make_files(inputs: Sequence[Path], folder: Path, making: Making) -> Iterator
     """Convert each input into files in `folder`, and remember in a manifest what was made of what."""
     _check_stems(inputs)
     converter, how = making.converter(), making.plain()
-    with _writing_into(folder):
+    with writing_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
+        sweep(folder, ASIDE)
     manifest = _read_manifest(folder)
     for source in inputs:
         origin = {"source": str(source), "sha256": sha256(source), "bytes": source.stat().st_size}
@@ -109,12 +107,12 @@ def _convert(
         writer: Writer = WRITERS[format_name](aside, source.stem)
         num_rows = 0
         for rows in _checked(source, converter):
-            with _writing_into(folder):
+            with writing_into(folder):
                 writer.add(rows)
             num_rows += len(next(iter(rows.values())))
         if not num_rows:
             raise UserError(f"the converter found no rows in {source}")
-        with _writing_into(folder):
+        with writing_into(folder):
             written = writer.close()
             for name in (known or {}).get("files", {}):
                 _remove(folder / name)
@@ -168,7 +166,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _write_manifest(folder: Path, inputs: Mapping[str, Any]) -> None:
-    with _aside(folder) as aside, _writing_into(folder), (aside / MANIFEST).open("w", encoding="utf-8") as file:
+    with _aside(folder) as aside, writing_into(folder), (aside / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump({"inputs": inputs}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
@@ -180,19 +178,3 @@ def _aside(folder: Path) -> Iterator[Path]:
     """A folder beside the target, so that a rename is all that is left to do."""
     with tempfile.TemporaryDirectory(prefix=ASIDE, dir=folder) as aside:
         yield Path(aside)
-
-
-@contextmanager
-def _writing_into(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot write into {folder}: {reason}. Free space or permission is needed there.") from error
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what commands that were killed long ago left behind."""
-    for old in folder.glob(f"{ASIDE}*"):
-        if time.time() - old.stat().st_mtime > DAY:
-            shutil.rmtree(old, ignore_errors=True)
