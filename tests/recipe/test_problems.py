@@ -36,7 +36,7 @@ def test_an_unknown_key_says_file_line_and_the_nearest_key(tmp_path):
         ({"train": 3}, "train: expected a section of keys and values, found 3"),
         ({"task": None}, "task: expected a section of keys and values, found null"),
         ({"name": 3}, "name: expected text, found 3"),
-        ({"data": {"shuffle": "maybe"}}, 'data.shuffle: expected true or false, found "maybe"'),
+        ({"data": {"drop_last": "maybe"}}, 'data.drop_last: expected true or false, found "maybe"'),
         ({"data": {"transforms": "flatten"}}, 'data.transforms: expected a list, found "flatten"'),
         (
             {"schedule": {"name": "cosin"}},
