@@ -16,6 +16,8 @@ import pytest
 from isoscale.engine.checkpoint import read
 from tests.helpers import command
 
+pytestmark = pytest.mark.slow
+
 LONG = ("train", "train.epochs=5000", "observe.tensorboard=0", "--run", "a")
 
 

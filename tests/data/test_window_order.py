@@ -15,6 +15,8 @@ from isoscale.data.window_order import WindowOrder
 from isoscale.errors import UserError
 from tests.helpers import sha, train
 
+pytestmark = pytest.mark.slow
+
 SEEDS = st.integers(-(2**63), 2**64)
 
 # (number of samples, seed, samples of a block, blocks of a window, place, the indices from there on). For ever.

@@ -34,6 +34,8 @@ from isoscale.engine.checkpoint import read
 from isoscale.errors import UserError
 from tests.helpers import QUIET, cli, command, sha, timeless
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 COUNTS = pytest.mark.parametrize("count", [0, 1, 3])
 
