@@ -109,6 +109,9 @@ class _Application:
         role = RoleMaker(self._data, self.settings, self.accelerator).evaluation(name, limit)
         if role is None:
             raise UserError(f"the data has no {name} part; give one: isoscale.test(run, data=...)")
+        check = getattr(self.task, "check_data", None)
+        if check is not None:
+            check(name, role.source)
         return role
 
     def in_units_of_target(self, prediction: Any) -> Any:

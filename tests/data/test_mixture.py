@@ -187,6 +187,19 @@ class TestTraining:
         if "data.residency" in keys:
             assert sha(plain) == sha(other) and seen.seen == again.seen
 
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"data.subset": 5},
+            {"data.samples_per_epoch": 10},
+            {"data.shuffle": {"samples_per_block": 2}},
+            {"train.overfit_batches": 1},
+        ],
+    )
+    def test_what_is_said_about_one_source_is_refused(self, keys: dict[str, Any], tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="is for one source, not for a mixture"):
+            self.fit(tmp_path / "run", 3, **keys)
+
     def test_several_batch_sizes_are_for_mixtures(self, tmp_path: Path) -> None:
         recipe = {"data": {"batch_size": [1, 2]}}
         with pytest.raises(UserError, match="is for a mixture of systems; give one number"):

@@ -136,3 +136,9 @@ def test_every_preset_trains_on_the_real_files(
     few = {"train__steps": 3, "data__batch_size": 16, "data__eval_batch_size": 16, "train__limit_val_batches": 2}
     found = train(tmp_path / "run", name, **few, train__precision="32", observe__every=1)
     assert found.status == "done" and len(found.history("train/loss")) == 3
+
+
+def test_labels_of_test_data_are_looked_at_as_well(run: isoscale.Run) -> None:
+    wrong = {"input": torch.zeros(4, 8, 8), "target": torch.tensor([0, 1, 2, 10])}
+    with pytest.raises(UserError, match="labels of the test data run from 0 to 10"):
+        isoscale.test(run, data=wrong)

@@ -113,7 +113,11 @@ def _by_number(text: str) -> list[tuple[int, str]]:
 
 
 class NpyRows:
-    """One `.npy` file as rows, read through a memory map."""
+    """One `.npy` file as rows, read through a memory map.
+
+    Not the column that training reads: a shuffled file keeps the stored type, byte order included, and text and arrays
+    in Fortran's order can be shuffled though not trained on.
+    """
 
     def __init__(self, path: Path, num_row_dims: int) -> None:
         """The first `num_row_dims` dimensions count rows."""

@@ -17,7 +17,7 @@ from isoscale.observe.profile import Action
 TRACED_FROM = 200
 """The trace begins after so many steps, or half-way through a shorter run: programs have settled by then."""
 TRACED_STEPS = 50
-OF_STEPS = ("data", "forward", "backward", "reduce", "optimizer")
+OF_STEPS = ("data", "forward", "backward", "reduce", "optimizer", "step")
 
 Marks = list[tuple[str, Any]]
 """Events on the device's stream, each with the name of what it ends; the first one begins a step."""

@@ -163,6 +163,8 @@ class ManualProgram:
             self._reseed(number, 0)
             self._random.step, self._random.samples = number, part.samples
             self._after_step(number + 1, self._forward(part, number % self._plan.steps_per_epoch))
+            if self.profile is not None:
+                self.profile("step")  # the task computes, differentiates and updates as it likes
         return stop
 
     run_visibly = run

@@ -89,14 +89,14 @@ class RoleMaker:
     def evaluation(self, name: str, limit: Limit = None) -> Role | None:
         """Validation, test or prediction data, in the order of the source; None if there is none."""
         wanted = self._wanted(name)
+        if wanted is not None and isinstance(wanted.source, Mixture):
+            return self._mixture(wanted.source, None, limit)
         if name == "val" and self._settings.train.overfit_batches is not None:
             wanted = self._wanted("train")
             assert wanted is not None
             wanted.source = self._overfit(self._subset(wanted.source), wanted.batch_size)
         if wanted is None:
             return None
-        if isinstance(wanted.source, Mixture):
-            return self._mixture(wanted.source, None, limit)
         order: Indices = Order(len(wanted.source), 0, shuffle=False)
         if wanted.sampler is not None and self._settings.train.overfit_batches is None:
             order = SamplerOrder(wanted.sampler, self._settings.seed)  # it may stand for a part of the dataset
@@ -110,8 +110,7 @@ class RoleMaker:
         """Batches of several systems: drawn at random for a seed, else one system after the other."""
         section = self._settings.data
         training = seed is not None
-        if section.samples_per_epoch is not None or not isinstance(section.shuffle, bool):
-            raise UserError("data.samples_per_epoch and a window shuffle are for one source, not for a mixture")
+        self._check_for_mixture()
         wanted = section.batch_size if training else section.eval_batch_size or section.batch_size
         sizes = system_batch_sizes(mixture, wanted)
         drop_last = section.drop_last and training
@@ -130,6 +129,18 @@ class RoleMaker:
             for number, system in enumerate(mixture.systems)
         ]
         return Role(mixture, plan, residency, MixtureFeed(mixture, plan, feeds), self._loaded)
+
+    def _check_for_mixture(self) -> None:
+        """Refuse what is said about one source, rather than pass over it."""
+        section = self._settings.data
+        said = {
+            "data.samples_per_epoch": section.samples_per_epoch is not None,
+            "data.shuffle with blocks and windows": not isinstance(section.shuffle, bool),
+            "data.subset": section.subset is not None,
+            "train.overfit_batches": self._settings.train.overfit_batches is not None,
+        }
+        for key in (key for key, is_said in said.items() if is_said):
+            raise UserError(f"{key} is for one source, not for a mixture of systems; leave it out")
 
     def _system_order(self, number: int, system: Source, seed: int | None) -> Indices:
         shuffled = seed is not None and bool(self._settings.data.shuffle)
