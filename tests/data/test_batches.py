@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isoscale.data.batches import BatchPlan, copy_batch, cut, map_tensors, tensors_of, to_device
+from isoscale.data.batches import BatchPlan, copy_batch, map_tensors, tensors_of, to_device
+from isoscale.data.shards import cut
 
 
 class Pair(NamedTuple):
@@ -82,7 +83,7 @@ def test_an_epoch_begins_at_its_place_in_the_order(plan, epoch):
 @given(plans(), st.data())
 def test_parts_partition_a_batch(plan, data):
     size = data.draw(st.integers(1, plan.batch_size))
-    shards = plan.parts(size)
+    shards = plan.share(size).parts
     assert len(shards) == plan.num_shards
     assert all(len(shard) <= plan.num_micro for shard in shards)
     ranges = [part for shard in shards for part in shard]
@@ -93,20 +94,20 @@ def test_parts_partition_a_batch(plan, data):
 @given(plans(), st.data())
 def test_parts_have_the_same_size_give_or_take_one(plan, data):
     size = data.draw(st.integers(1, plan.batch_size))
-    lengths = [stop - start for shard in plan.parts(size) for start, stop in shard]
+    lengths = [stop - start for shard in plan.share(size).parts for start, stop in shard]
     even = size / (plan.num_micro * plan.num_shards)
     assert all(even - 1 < length < even + 1 for length in lengths)
 
 
 def test_micro_batches_follow_each_other_and_shards_cut_each_of_them():
-    assert BatchPlan(12, 12, num_micro=3, num_shards=2).parts(12) == [
+    assert BatchPlan(12, 12, num_micro=3, num_shards=2).share(12).parts == [
         [(0, 2), (4, 6), (8, 10)],
         [(2, 4), (6, 8), (10, 12)],
     ]
 
 
 def test_a_batch_of_fewer_samples_than_shards_leaves_shards_empty():
-    shards = BatchPlan(3, 3, num_shards=8).parts(3)
+    shards = BatchPlan(3, 3, num_shards=8).share(3).parts
     assert [len(shard) for shard in shards] == [0, 0, 1, 0, 0, 1, 0, 1]
 
 

@@ -135,7 +135,7 @@ def test_device_and_host_deliver_the_same_parts_from_any_step_on(kind, plan, sta
 def test_the_parts_of_a_step_are_the_samples_that_the_order_gives_it(plan, step):
     order = Order(plan.num_samples, 3).indices(plan.place(step), plan.size(step)).tolist()
     shards = feed_of(DeviceFeed, plan, seed=3).parts(step)
-    for shard, ranges in zip(shards, plan.parts(len(order)), strict=True):
+    for shard, ranges in zip(shards, plan.share(len(order)).parts, strict=True):
         for part, (start, stop) in zip(shard, ranges, strict=True):
             assert part.samples.tolist() == part.batch["target"].tolist() == order[start:stop]
             assert part.batch["input"][:, 0].tolist() == [3 * index for index in order[start:stop]]

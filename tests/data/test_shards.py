@@ -6,28 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isoscale.data.batches import BatchPlan
-from isoscale.data.shards import owned_shards, rank_parts, rank_rows, valid_worlds
+from isoscale.data.shards import Range, cut, owned_shards, rank_parts, rank_share, valid_worlds
 from isoscale.errors import UserError
 
 WORLDS = [1, 2, 4, 8]
 
 
+def flat(parts: list[list[Range]]) -> list[Range]:
+    return [rows for shard in parts for rows in shard]
+
+
 @given(st.integers(0, 200), st.sampled_from(WORLDS), st.integers(1, 4))
 def test_a_tree_computes_the_same_parts_on_any_number_of_ranks(size: int, world: int, num_micro: int) -> None:
-    plan = BatchPlan(1000, 200, num_micro=num_micro, num_shards=8)
-    of_one = rank_parts(plan, size, 0, 1)
-    assert [rows for rank in range(world) for rows in rank_parts(plan, size, rank, world)] == of_one
+    of_one = flat(rank_parts(size, num_micro, 8))
+    assert [rows for rank in range(world) for rows in flat(rank_parts(size, num_micro, 8, rank, world))] == of_one
     assert sorted(row for start, stop in of_one for row in range(start, stop)) == list(range(size))
 
 
 @given(st.integers(0, 200), st.integers(1, 7), st.integers(1, 4))
 def test_ranks_without_shards_share_out_every_row_once(size: int, world: int, num_micro: int) -> None:
-    plan = BatchPlan(1000, 200, num_micro=num_micro)
     rows = [
         row
         for rank in range(world)
-        for start, stop in rank_parts(plan, size, rank, world)
+        for start, stop in flat(rank_parts(size, num_micro, 1, rank, world))
         for row in range(start, stop)
     ]
     assert sorted(rows) == list(range(size))
@@ -35,17 +36,27 @@ def test_ranks_without_shards_share_out_every_row_once(size: int, world: int, nu
 
 @given(st.integers(0, 200), st.integers(1, 7), st.integers(1, 4))
 def test_micro_batches_of_all_ranks_are_those_of_one(size: int, world: int, num_micro: int) -> None:
-    plan = BatchPlan(1000, 200, num_micro=num_micro)
     edges = [size * micro // num_micro for micro in range(num_micro + 1)]
     for rank in range(world):
-        for start, stop in rank_parts(plan, size, rank, world):
+        for start, stop in flat(rank_parts(size, num_micro, 1, rank, world)):
             assert any(first <= start and stop <= last for first, last in pairwise(edges))
 
 
 def test_shares_differ_by_at_most_one_row() -> None:
-    sizes = [stop - start for start, stop in (rank_rows(10, rank, 4) for rank in range(4))]
-    assert sorted(sizes) == [2, 2, 3, 3]
-    assert [rank_rows(2, rank, 4) for rank in range(4)] == [(0, 0), (0, 1), (1, 1), (1, 2)]
+    assert sorted(stop - start for start, stop in cut(10, 4)) == [2, 2, 3, 3]
+    assert [flat(rank_parts(2, 1, 1, rank, 4)) for rank in range(4)] == [[], [(0, 1)], [], [(1, 2)]]
+
+
+@given(st.integers(0, 200), st.sampled_from(WORLDS), st.integers(1, 4), st.sampled_from([1, 8]), st.data())
+def test_a_share_gathered_and_cut_again_is_what_the_rank_computes(size, world, num_micro, num_shards, data) -> None:
+    rank = data.draw(st.integers(0, world - 1))
+    share = rank_share(size, num_micro, num_shards, rank, world)
+    gathered = [row for start, stop in share.rows for row in range(start, stop)]
+    parts = rank_parts(size, num_micro, num_shards, rank, world)
+    cut_again = [[gathered[start:stop] for start, stop in shard] for shard in share.parts]
+    assert cut_again == [[list(range(start, stop)) for start, stop in shard] for shard in parts]
+    assert share.count == len(gathered)
+    assert all(earlier[1] < later[0] for earlier, later in pairwise(share.rows))  # as few ranges as possible
 
 
 def test_owned_shards_are_contiguous_and_complete() -> None:

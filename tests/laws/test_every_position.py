@@ -103,15 +103,20 @@ def test_every_number_of_workers_goes_on_alike_from_any_step(start: int) -> None
     assert_same(streams[0], streams[2])
 
 
+def flat_parts(plan: BatchPlan, size: int, rank: int = 0, world: int = 1) -> list[tuple[int, int]]:
+    parts = rank_parts(size, plan.num_micro, plan.num_shards, rank, world)
+    return [rows for shard in parts for rows in shard]
+
+
 @settings(max_examples=60)
 @given(plan=PLANS, step=st.integers(0, 200), world=st.sampled_from([1, 2, 4]))
 def test_the_shards_of_all_ranks_are_the_batch_of_one(plan: BatchPlan, step: int, world: int) -> None:
     batch = Order(NUM_ROWS, 5).indices(plan.place(step), plan.size(step))
     of_ranks = [
-        [batch[start:stop] for start, stop in rank_parts(plan, len(batch), rank, world)] for rank in range(world)
+        [batch[start:stop] for start, stop in flat_parts(plan, len(batch), rank, world)] for rank in range(world)
     ]
     together = torch.cat([rows for rank in of_ranks for rows in rank]) if len(batch) else batch
     assert sorted(together.tolist()) == sorted(batch.tolist())
     if plan.num_shards > 1:
-        of_one = [batch[start:stop] for start, stop in rank_parts(plan, len(batch), 0, 1)]
+        of_one = [batch[start:stop] for start, stop in flat_parts(plan, len(batch))]
         assert_same([rows for rank in of_ranks for rows in rank], of_one)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, lru_cache
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
+
+from isoscale.data.shards import Share, rank_share
 
 Batch = Any
 """Tensors in a dict, list or tuple, nested as the source likes; the first dimension of each is the batch."""
@@ -36,8 +37,15 @@ class Plan(Protocol):
     def steps_per_epoch(self) -> int:
         """Batches of an epoch."""
 
+    @property
+    def smallest(self) -> int:
+        """Samples of the smallest batch."""
+
     def size(self, step: int) -> int:
         """Number of samples of the batch of a step."""
+
+    def share(self, size: int) -> Share:
+        """What this rank takes of a batch of `size` rows."""
 
     def place(self, step: int) -> int:
         """How far the samples have come before a step."""
@@ -67,6 +75,8 @@ class BatchPlan:
     """At most so many batches an epoch."""
     num_micro: int = 1
     num_shards: int = 1
+    rank: int = 0
+    world: int = 1
 
     def __post_init__(self) -> None:
         if self.batch_size > self.num_samples:
@@ -83,6 +93,11 @@ class BatchPlan:
         """Number of samples of the batch of a step."""
         within = step % self.steps_per_epoch
         return min(self.batch_size, self.num_samples - within * self.batch_size)
+
+    @property
+    def smallest(self) -> int:
+        """Samples of the smallest batch: the last of an epoch."""
+        return self.size(self.steps_per_epoch - 1)
 
     def place(self, step: int) -> int:
         """Where the batch of a step begins in the order: `epoch * num_samples + position`."""
@@ -109,17 +124,12 @@ class BatchPlan:
         ragged = self.size(last) != self.batch_size
         return last if ragged and step < last else last + 1
 
-    def parts(self, size: int) -> list[list[tuple[int, int]]]:
-        """Row ranges [shard][micro-batch] that cut a batch of `size` rows; an empty one is left out."""
-        bounds = cut(size, self.num_micro * self.num_shards)
-        of_shard = [bounds[shard :: self.num_shards] for shard in range(self.num_shards)]
-        return [[(start, stop) for start, stop in ranges if stop > start] for ranges in of_shard]
+    def share(self, size: int) -> Share:
+        """What this rank takes of a batch of `size` rows."""
+        return _share(size, self.num_micro, self.num_shards, self.rank, self.world)
 
 
-def cut(size: int, pieces: int) -> list[tuple[int, int]]:
-    """`pieces` contiguous ranges of equal length, give or take one."""
-    edges = [size * piece // pieces for piece in range(pieces + 1)]
-    return list(pairwise(edges))
+_share = lru_cache(maxsize=4096)(rank_share)
 
 
 def map_tensors(batch: Batch, function: Callable[[Tensor], Any]) -> Batch:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch, BatchPlan, map_tensors, tensors_of
-from isoscale.data.feed import Indices, Part, Window, aligned_stride, cut_rows
+from isoscale.data.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
+from isoscale.data.shards import Share
 from isoscale.data.sources import Source, TensorSource
 
 LAUNCH_BYTES = 256 << 20
@@ -25,20 +26,18 @@ class DeviceFeed:
         self._plan = plan
         self._device = device
         self._window = Window(order, device, WINDOW_ON_CPU if device.type == "cpu" else WINDOW)
-        self._ranges: dict[int, list[list[tuple[int, int]]]] = {}
 
     def parts(self, step: int) -> list[list[Part]]:
         """The parts of a step."""
         size = self._plan.size(step)
-        return self.cut(self._window.read(self._plan.place(step), size))
+        share = self._plan.share(size)
+        return self.cut(share, owned(self._window.read(self._plan.place(step), size), share))
 
-    def cut(self, samples: Tensor) -> list[list[Part]]:
-        """Gather the rows of a step's samples, each part by itself."""
-        size = samples.shape[0]
-        ranges = self._ranges.get(size) or self._ranges.setdefault(size, self._plan.parts(size))
-        if len(ranges) == 1 and len(ranges[0]) == 1:
-            return [[Part(self._gather(samples), samples)]]
-        return [[self._part(samples[start:stop]) for start, stop in shard] for shard in ranges]
+    def cut(self, share: Share, samples: Tensor) -> list[list[Part]]:
+        """Gather the rows of a share's samples, each part by itself."""
+        if share.only is not None:
+            return as_part(share, self._gather(samples), samples)
+        return [[self._part(samples[start:stop]) for start, stop in shard] for shard in share.parts]
 
     def _part(self, samples: Tensor) -> Part:
         return Part(self._gather(samples), samples)
@@ -49,28 +48,25 @@ class DeviceFeed:
         return map_tensors(self._resident, lambda tensor: tensor.index_select(0, samples))
 
     def read(self, step: int, num_steps: int) -> Tensor:
-        """Sample indices of a launch of equal steps."""
-        return self._window.read(self._plan.place(step), num_steps * self._plan.size(step))
+        """Sample indices (steps, share) of a launch of equal steps."""
+        size = self._plan.size(step)
+        samples = self._window.read(self._plan.place(step), num_steps * size)
+        return owned(samples.view(num_steps, size), self._plan.share(size))
 
     def slot(self, step: int, num_steps: int) -> "DeviceSlot | LaunchSlot":
         """A slot that holds sample indices; where there is room, the rows of a launch are gathered all at once."""
-        size = self._plan.size(step)
+        share = self._plan.share(self._plan.size(step))
+        size = share.count
         tensors = [tensor for tensor in tensors_of(self._resident) if len(tensor)]
         stride = aligned_stride(size, [tensor[0].nbytes for tensor in tensors])
         needed = num_steps * stride * sum(tensor[0].nbytes for tensor in tensors)
-        if num_steps > 1 and stride <= 2 * size and needed <= LAUNCH_BYTES:
-            return LaunchSlot(self, size, stride, num_steps, self._device)
-        return DeviceSlot(self, size, num_steps, self._device)
+        if num_steps > 1 and size and stride <= 2 * size and needed <= LAUNCH_BYTES:
+            return LaunchSlot(self, share, stride, num_steps, self._device)
+        return DeviceSlot(self, share, num_steps, self._device)
 
     def gather(self, samples: Tensor) -> Batch:
         """The rows of samples."""
         return self._gather(samples)
-
-    def cut_gathered(self, batch: Batch, samples: Tensor) -> list[list[Part]]:
-        """The parts of a step whose rows are gathered already."""
-        if self._plan.num_micro * self._plan.num_shards == 1:
-            return [[Part(batch, samples)]]
-        return cut_rows(self._plan, batch, samples)
 
     def close(self) -> None:
         """Nothing runs ahead."""
@@ -79,12 +75,12 @@ class DeviceFeed:
 class DeviceSlot:
     """Sample indices at a fixed address; the rows are gathered inside the captured launch, step by step."""
 
-    def __init__(self, feed: DeviceFeed, size: int, num_steps: int, device: torch.device) -> None:
-        """Indices for `num_steps` batches of `size` samples."""
+    def __init__(self, feed: DeviceFeed, share: Share, num_steps: int, device: torch.device) -> None:
+        """Indices for the shares of `num_steps` batches."""
         self._feed = feed
-        self._size = size
+        self._share = share
         self._num_steps = num_steps
-        self._samples = torch.zeros(num_steps * size, dtype=torch.int64, device=device)
+        self._samples = torch.zeros(num_steps, share.count, dtype=torch.int64, device=device)
 
     def fill(self, step: int) -> None:
         """Copy the launch's indices from the window."""
@@ -92,7 +88,7 @@ class DeviceSlot:
 
     def parts(self, offset: int) -> list[list[Part]]:
         """Gather the parts of a step."""
-        return self._feed.cut(self._samples[offset * self._size : (offset + 1) * self._size])
+        return self._feed.cut(self._share, self._samples[offset])
 
 
 class LaunchSlot:
@@ -102,10 +98,11 @@ class LaunchSlot:
     begin at an aligned address, as those of a batch gathered by itself do: matrix libraries choose kernels by that.
     """
 
-    def __init__(self, feed: DeviceFeed, size: int, stride: int, num_steps: int, device: torch.device) -> None:
-        """Indices for `num_steps` batches of `size` samples, each in the first places of `stride`."""
+    def __init__(self, feed: DeviceFeed, share: Share, stride: int, num_steps: int, device: torch.device) -> None:
+        """Indices for the shares of `num_steps` batches, each in the first places of `stride`."""
         self._feed = feed
-        self._size = size
+        self._share = share
+        self._size = share.count
         self._num_steps = num_steps
         self._samples = torch.zeros(num_steps, stride, dtype=torch.int64, device=device)
         self._stride = stride
@@ -113,8 +110,7 @@ class LaunchSlot:
 
     def fill(self, step: int) -> None:
         """Copy the launch's indices from the window."""
-        indices = self._feed.read(step, self._num_steps)
-        self._samples[:, : self._size].copy_(indices.view(self._num_steps, self._size))
+        self._samples[:, : self._size].copy_(self._feed.read(step, self._num_steps))
 
     def parts(self, offset: int) -> list[list[Part]]:
         """The parts of a step; the first one gathers for all."""
@@ -122,4 +118,5 @@ class LaunchSlot:
             self._rows = self._feed.gather(self._samples.view(-1))
         start = offset * self._stride
         batch = map_tensors(self._rows, lambda tensor: tensor[start : start + self._size])
-        return self._feed.cut_gathered(batch, self._samples[offset, : self._size])
+        samples = self._samples[offset, : self._size]
+        return (cut_rows if self._share.only is None else as_part)(self._share, batch, samples)

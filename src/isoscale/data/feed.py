@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from isoscale.data.batches import Batch, BatchPlan, map_tensors
+from isoscale.data.batches import Batch, map_tensors
+from isoscale.data.shards import Share
 
 
 class Part(NamedTuple):
@@ -19,15 +20,28 @@ class Part(NamedTuple):
     samples: Tensor
 
 
-def cut_rows(plan: BatchPlan, batch: Batch, samples: Tensor) -> list[list[Part]]:
-    """The parts of a batch of rows, each copied into tensors of its own."""
+def owned(samples: Tensor, share: Share) -> Tensor:
+    """The places (…, batch) of a batch, or of several, that belong to a share."""
+    if len(share.rows) == 1:
+        start, stop = share.rows[0]
+        return samples[..., start:stop]
+    return torch.cat([samples[..., start:stop] for start, stop in share.rows] or [samples[..., :0]], dim=-1)
+
+
+def cut_rows(share: Share, batch: Batch, samples: Tensor) -> list[list[Part]]:
+    """The parts of the rows of a share, each copied into tensors of its own."""
     return [
         [
             Part(map_tensors(batch, lambda tensor: tensor[start:stop].clone()), samples[start:stop])  # noqa: B023
             for start, stop in shard
         ]
-        for shard in plan.parts(len(samples))
+        for shard in share.parts
     ]
+
+
+def as_part(share: Share, batch: Batch, samples: Tensor) -> list[list[Part]]:
+    """The rows of a share that is computed at once, as they are."""
+    return [[Part(batch, samples)] if shard == share.only else [] for shard in range(len(share.parts))]
 
 
 ALIGNMENT = 256

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch, BatchPlan, copy_batch, map_tensors, tensors_of, to_device
-from isoscale.data.feed import Indices, Part, Window, aligned_stride, cut_rows
+from isoscale.data.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
 from isoscale.data.reader import Inline, Reader
 from isoscale.data.samples import InProcess, Request, is_dataset
 from isoscale.data.sources import Source, is_vectorised, nbytes
@@ -99,16 +99,18 @@ class HostFeed:
     def _read_from(self, step: int) -> Iterator[tuple[list[list[Part]], Any]]:
         parts = self._fetcher.read(self._requests(step))
         for number in count(step):
-            ranges = self._plan.parts(self._plan.size(number))
-            yield self._send([[next(parts) for _ in shard] for shard in ranges])
+            share = self._plan.share(self._plan.size(number))
+            yield self._send([[next(parts) for _ in shard] for shard in share.parts])
 
     def _requests(self, step: int) -> Iterator[Request]:
         """What the parts of a step, and of all that follow it, are made of."""
         for number in count(step):
             place = self._plan.place(number)
-            samples = self._window.read(place, self._plan.size(number))
-            epochs = torch.arange(place, place + len(samples)) // self._num_samples
-            for shard in self._plan.parts(len(samples)):
+            size = self._plan.size(number)
+            share = self._plan.share(size)
+            samples = owned(self._window.read(place, size), share)
+            epochs = owned(torch.arange(place, place + size), share) // self._num_samples
+            for shard in share.parts:
                 yield from (Request(samples[start:stop].clone(), epochs[start:stop]) for start, stop in shard)
 
     def _send(self, shards: list[list[Part]]) -> tuple[list[list[Part]], Any]:
@@ -184,15 +186,19 @@ class RowFeed:
         self._reader: Reader | None = None
         self._chunk = Chunk(0, 0, None, torch.empty(0), None)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        per_step = max(1, nbytes(source) // len(source) * plan.batch_size)
+        share = plan.share(plan.batch_size)
+        per_step = max(1, nbytes(source) // len(source) * share.count)
         self._chunk_steps = min(64, max(1, CHUNK_BYTES // per_step))
         whole = plan.num_micro * plan.num_shards == 1 and device.type == "cpu"
         self._row_bytes = _row_bytes(source) if whole else []
 
     def parts(self, step: int) -> list[list[Part]]:
         """The parts of a step, each in tensors of its own, or at an address as aligned as theirs."""
+        share = self._plan.share(self._plan.size(step))
+        if not share.count:
+            return [[] for _ in share.parts]
         ((batch, samples),) = self.rows(step, 1)
-        return [[Part(batch, samples)]] if self._row_bytes else cut_rows(self._plan, batch, samples)
+        return (as_part if self._row_bytes else cut_rows)(share, batch, samples)
 
     def _stride(self, size: int) -> int:
         """Rows from one step to the next in a chunk: with a few to spare, batches need not be copied to be aligned."""
@@ -200,7 +206,7 @@ class RowFeed:
 
     def rows(self, step: int, num_steps: int) -> Iterator[tuple[Batch, Tensor]]:
         """The rows of equal steps and their sample indices, as views into the chunks that hold them."""
-        size, stop = self._plan.size(step), step + num_steps
+        size, stop = self._plan.share(self._plan.size(step)).count, step + num_steps
         stride = self._stride(size)
         while step < stop:
             chunk = self._holding(step)
@@ -228,8 +234,10 @@ class RowFeed:
         while True:
             stop = self._end_of_chunk(step)
             size, count = self._plan.size(step), stop - step
-            samples = self._window.read(self._plan.place(step), count * size).clone()
-            samples = _spaced(samples.view(count, size), self._stride(size))
+            share = self._plan.share(size)
+            samples = self._window.read(self._plan.place(step), count * size)
+            samples = owned(samples.view(count, size), share).clone(memory_format=torch.contiguous_format)
+            samples = _spaced(samples, self._stride(share.count))
             yield self._send(Chunk(step, stop, self._source.fetch(samples), samples, None))
             step = stop
 
@@ -305,8 +313,8 @@ class RowSlot:
     def __init__(self, feed: RowFeed, plan: BatchPlan, step: int, num_steps: int) -> None:
         """Room for `num_steps` steps like `step`."""
         self._feed = feed
-        self._plan = plan
-        self._size = plan.size(step)
+        self._share = plan.share(plan.size(step))
+        self._size = self._share.count
         self._num_steps = num_steps
         count = num_steps * self._size
         ((batch, samples),) = feed.rows(step, 1)
@@ -326,7 +334,7 @@ class RowSlot:
 
     def parts(self, offset: int) -> list[list[Part]]:
         """Copy the parts of a step into tensors of their own."""
-        return cut_rows(self._plan, *self._rows(slice(offset * self._size, (offset + 1) * self._size)))
+        return cut_rows(self._share, *self._rows(slice(offset * self._size, (offset + 1) * self._size)))
 
 
 def wait_for(event: Any, batch: Batch, device: torch.device) -> None:

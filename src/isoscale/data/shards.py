@@ -1,11 +1,45 @@
-"""Which rows of a global batch a rank computes: pure functions of rank and world size.
+"""Which rows of a global batch a rank computes, and in which parts: pure functions of rank and world size.
 
 In `tree` a batch has a fixed number of shards and a rank owns a contiguous range of them, so that every shard is
-computed alike on any number of ranks. In the other reductions each rank takes one contiguous share of the batch.
+computed alike on any number of ranks. In the other reductions each rank takes one contiguous share of the batch, as
+if there were a shard for each.
 """
 
-from isoscale.data.batches import BatchPlan, cut
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
 from isoscale.errors import UserError
+
+Range = tuple[int, int]
+"""From a row to the row before another."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank takes of a batch."""
+
+    rows: list[Range]
+    """The rows of the batch, as few ranges as they make."""
+    parts: list[list[Range]]
+    """[shard][micro-batch], counted among these rows alone; the shards of other ranks are empty."""
+
+    @cached_property
+    def count(self) -> int:
+        """Number of rows."""
+        return sum(stop - start for start, stop in self.rows)
+
+    @cached_property
+    def only(self) -> int | None:
+        """The shard that is all of it, where it is computed at once."""
+        owned = [shard for shard, parts in enumerate(self.parts) if parts]
+        return owned[0] if len(owned) == 1 and len(self.parts[owned[0]]) == 1 else None
+
+
+def cut(size: int, pieces: int) -> list[Range]:
+    """`pieces` contiguous ranges of equal length, give or take one."""
+    edges = [size * piece // pieces for piece in range(pieces + 1)]
+    return list(pairwise(edges))
 
 
 def check_world(world: int, num_shards: int) -> None:
@@ -33,23 +67,35 @@ def owned_shards(rank: int, world: int, num_shards: int) -> range:
     return range(rank * each, (rank + 1) * each)
 
 
-def rank_rows(size: int, rank: int, world: int) -> tuple[int, int]:
-    """The rows of a batch of `size` that a rank takes where there are no shards; none where ranks outnumber rows."""
-    return cut(size, world)[rank]
+def rank_parts(size: int, num_micro: int, num_shards: int, rank: int = 0, world: int = 1) -> list[list[Range]]:
+    """The row ranges [shard][micro-batch] that a rank computes of a batch of `size`; empty ones are left out.
+
+    Without shards (one), there are as many as ranks, cut out of each micro-batch, so that the micro-batches of all
+    ranks together are those of one.
+    """
+    if num_shards > 1:
+        owned, pieces = owned_shards(rank, world, num_shards), cut(size, num_micro * num_shards)
+    else:
+        owned, num_shards = range(rank, rank + 1), world
+        pieces = [(first + start, first + stop) for first, last in cut(size, num_micro)
+                  for start, stop in cut(last - first, world)]  # fmt: skip
+    return [
+        [(start, stop) for start, stop in pieces[shard::num_shards] if stop > start] if shard in owned else []
+        for shard in range(num_shards)
+    ]
 
 
-def rank_parts(plan: BatchPlan, size: int, rank: int, world: int) -> list[tuple[int, int]]:
-    """The row ranges that a rank computes of a batch of `size`, in the order in which it computes them."""
-    if plan.num_shards > 1:
-        shards = plan.parts(size)
-        return [rows for shard in owned_shards(rank, world, plan.num_shards) for rows in shards[shard]]
-    return [(start, stop) for start, stop in _micro_batches(plan, size, rank, world) if stop > start]
-
-
-def _micro_batches(plan: BatchPlan, size: int, rank: int, world: int) -> list[tuple[int, int]]:
-    """A rank's share of each micro-batch, so that the micro-batches of all ranks together are those of one rank."""
-    shares = []
-    for first, last in cut(size, plan.num_micro):
-        start, stop = rank_rows(last - first, rank, world)
-        shares.append((first + start, first + stop))
-    return shares
+def rank_share(size: int, num_micro: int, num_shards: int, rank: int = 0, world: int = 1) -> Share:
+    """What a rank takes of a batch of `size`, and how that is cut once it is gathered."""
+    parts = rank_parts(size, num_micro, num_shards, rank, world)
+    ordered = sorted(rows for shard in parts for rows in shard)
+    begins: dict[int, int] = {}
+    merged: list[Range] = []
+    count = 0
+    for start, stop in ordered:
+        begins[start] = count
+        count += stop - start
+        touches = bool(merged) and merged[-1][1] == start
+        merged[-1:] = [(merged[-1][0], stop)] if touches else [*merged[-1:], (start, stop)]
+    own = [[(begins[start], begins[start] + stop - start) for start, stop in shard] for shard in parts]
+    return Share(merged, own)

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isoscale.data.batches import cut
 from isoscale.data.columns import Array, Joined, Rows, row_bytes
 from isoscale.data.order import Order
+from isoscale.data.shards import cut
 from isoscale.errors import UserError
 
 PURPOSE = "shuffle files"
