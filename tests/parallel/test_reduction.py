@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isoscale.data.batches import BatchPlan
-from isoscale.parallel.reduction import DEFAULT_SHARDS, FlatReducer, TreeReducer, make_reducer
+from isoscale.parallel.reduction import DEFAULT_SHARDS, FlatReducer, TreeReducer, make_reducer, tree_shards
 
 POWERS = st.sampled_from([1, 2, 4, 8, 16, 32])
 
@@ -76,7 +76,7 @@ def test_shards_that_are_empty_leave_the_places_of_the_others_in_the_tree(num_sh
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_ranks_that_each_add_their_own_shards_get_the_bits_of_one_rank(size, num_ranks):
     plan = BatchPlan(size, size, num_shards=8)
-    leaves = leaves_of([shard for shard, parts in enumerate(plan.parts(size)) if parts])
+    leaves = leaves_of([shard for shard, parts in enumerate(plan.share(size).parts) if parts])
     per_rank = 8 // num_ranks
     of_rank: Leaves = {}
     for rank in range(num_ranks):
@@ -126,7 +126,7 @@ def test_a_number_of_shards_that_is_no_power_of_two_is_refused_with_the_nearest(
 
 def test_one_rank_owns_every_shard():
     assert TreeReducer(16).owned == range(16)
-    assert list(FlatReducer().owned) == [0] and FlatReducer.num_shards == 1
+    assert list(FlatReducer().owned) == [0] and FlatReducer().num_shards == 1
 
 
 def test_the_flat_reducer_of_one_rank_gives_back_its_sums_and_is_ready_again():
@@ -140,12 +140,12 @@ def test_the_flat_reducer_of_one_rank_gives_back_its_sums_and_is_ready_again():
 
 @pytest.mark.parametrize("reduce", ["auto", "flat"])
 def test_auto_is_flat(reduce):
-    assert isinstance(make_reducer(reduce, "auto"), FlatReducer)
+    assert isinstance(make_reducer(reduce, tree_shards(reduce, "auto")), FlatReducer)
 
 
 @pytest.mark.parametrize(("shards", "expected"), [("auto", DEFAULT_SHARDS), (4, 4), (1, 1)])
 def test_a_tree_has_the_shards_of_the_recipe(shards, expected):
-    reducer = make_reducer("tree", shards)
+    reducer = make_reducer("tree", tree_shards("tree", shards))
     assert isinstance(reducer, TreeReducer) and reducer.num_shards == expected
 
 

@@ -1,23 +1,35 @@
 """How the gradients and losses of a batch's shards are added, whoever computed them.
 
 A reducer owns the plan of shards: which exist, which are this rank's, and in what order their sums are added. The step
-hands it one list of tensors a shard (gradient sums, loss pairs, running statistics) and gets back their total.
+hands it one list of tensors a shard (gradient sums, loss pairs, running statistics, votes) and gets back their total,
+which is the same on every rank: all of it travels in one buffer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from isoscale.errors import UserError
+from isoscale.parallel.buffer import Buffer, Buffers
+from isoscale.parallel.ranks import ALONE, Ranks
+
 DEFAULT_SHARDS = 8
+OVERLAP_FROM = 32_000_000
+"""Parameters from which `auto` sends gradients while others are still computed; below, there is little to hide."""
+
+Like = Callable[[], list[Tensor]]
 
 
 class Reducer(Protocol):
     """Adds what the shards of one batch give."""
 
+    ranks: Ranks
     num_shards: int
     """Shards of the whole batch, on all ranks together."""
+    apart: bool
+    """Whether every shard is computed as if it were alone, batch statistics included."""
 
     @property
     def owned(self) -> range:
@@ -26,49 +38,69 @@ class Reducer(Protocol):
     def add(self, shard: int, tensors: Sequence[Tensor]) -> None:
         """Take the sums of an owned shard; the reducer keeps the tensors. Shards come in increasing order."""
 
-    def total(self) -> list[Tensor]:
-        """The sums over all shards of all ranks, and be ready for the next batch."""
+    def total(self, like: Like = list) -> list[Tensor]:
+        """The sums over all shards of all ranks, and be ready for the next batch.
+
+        `like` makes a list of tensors as others have it, where this rank had no samples and added nothing.
+        """
 
 
 class FlatReducer:
     """One shard a rank, computed at once, and one sum over the ranks."""
 
-    num_shards = 1
-    owned = range(1)
+    apart = False
 
-    def __init__(self) -> None:
-        """A reducer for one rank."""
+    def __init__(self, ranks: Ranks = ALONE, dtype: torch.dtype = torch.float32) -> None:
+        """What travels is of the gradients' `dtype`: losses and counts are no more precise than these."""
+        self.ranks = ranks
+        self.num_shards = ranks.world
+        self._buffers = Buffers(dtype)
         self._tensors: list[Tensor] = []
+
+    @property
+    def owned(self) -> range:
+        """The one of this rank."""
+        return range(self.ranks.rank, self.ranks.rank + 1)
 
     def add(self, shard: int, tensors: Sequence[Tensor]) -> None:
         """Keep the rank's sums."""
         self._tensors = list(tensors)
 
-    def total(self) -> list[Tensor]:
-        """The rank's sums: there is no other rank."""
-        total, self._tensors = self._tensors, []
-        return total
+    def total(self, like: Like = list) -> list[Tensor]:
+        """The sums of all ranks."""
+        tensors, self._tensors = self._tensors, []
+        if self.ranks.alone:
+            return tensors
+        buffer = self._buffers.filled(tensors) if tensors else self._buffers.cleared(like())
+        for section in buffer.sections:
+            self.ranks.sum_(section, "the gradients of all ranks")
+        return buffer.tensors()
 
 
 class TreeReducer:
     """A fixed binary tree over the shards, so that the sum has the same bits whoever computed which shard.
 
-    A shard that a small batch leaves empty is left out of the tree, and the others keep their places in it. A finished
-    subtree waits until its right neighbour arrives, so that at most 1 + log2(shards) sums are held at a time.
+    A rank adds its own shards, which are a subtree, and then exchanges sums with one partner at each level above: both
+    compute the same sum of two. A shard that a small batch leaves empty is left out of the tree, and the others keep
+    their places in it. A finished subtree waits until its right neighbour arrives, so that at most 1 + log2(shards)
+    sums are held at a time.
     """
 
-    def __init__(self, num_shards: int = DEFAULT_SHARDS) -> None:
-        """A tree over a power of two of shards."""
-        if num_shards < 1 or num_shards & (num_shards - 1):
-            lower = 1 << (max(1, num_shards).bit_length() - 1)
-            raise ValueError(f"parallel.shards must be a power of two, not {num_shards}: use {lower} or {2 * lower}")
+    apart = True
+
+    def __init__(self, num_shards: int = DEFAULT_SHARDS, ranks: Ranks = ALONE) -> None:
+        """A tree over a power of two of shards, of which each rank has as many."""
+        check_shards(num_shards)
+        self.ranks = ranks
         self.num_shards = num_shards
+        self._buffers = Buffers(None)
         self._waiting: list[tuple[int, list[Tensor]]] = []  # (first shard, sums) of subtrees, left to right
 
     @property
     def owned(self) -> range:
-        """All shards: there is no other rank."""
-        return range(self.num_shards)
+        """A contiguous range of shards, the leaves of a subtree."""
+        each = self.num_shards // self.ranks.world
+        return range(self.ranks.rank * each, (self.ranks.rank + 1) * each)
 
     def add(self, shard: int, tensors: Sequence[Tensor]) -> None:
         """Add a leaf, after joining the subtrees that meet below the node where it meets them."""
@@ -76,11 +108,25 @@ class TreeReducer:
             self._join()
         self._waiting.append((shard, list(tensors)))
 
-    def total(self) -> list[Tensor]:
+    def total(self, like: Like = list) -> list[Tensor]:
         """The root of the tree."""
         while len(self._waiting) > 1:
             self._join()
-        return self._waiting.pop()[1]
+        own = self._waiting.pop()[1] if self._waiting else []
+        if self.ranks.alone:
+            return own
+        return self._climbed(self._buffers.filled(own) if own else self._buffers.cleared(like())).tensors()
+
+    def _climbed(self, buffer: Buffer) -> Buffer:
+        """Exchange and add, from the root of this rank's subtree to the root of all."""
+        self.ranks.tick("the gradients of all ranks")
+        level = 1
+        while level < self.ranks.world:
+            self.ranks.exchange(buffer.bytes, buffer.other.bytes, self.ranks.rank ^ level)
+            for mine, theirs in zip(buffer.sections, buffer.other.sections, strict=True):
+                mine.add_(theirs)
+            level *= 2
+        return buffer
 
     def _top(self) -> int:
         return _meeting(self._waiting[-2][0], self._waiting[-1][0])
@@ -95,8 +141,22 @@ def _meeting(left: int, right: int) -> int:
     return (left ^ right).bit_length()
 
 
-def make_reducer(reduce: str, shards: int | str) -> FlatReducer | TreeReducer:
-    """The reducer that the recipe's `parallel` section asks for."""
+def check_shards(num_shards: int) -> None:
+    """Refuse a number of shards that makes no binary tree."""
+    if num_shards < 1 or num_shards & (num_shards - 1):
+        lower = 1 << (max(1, num_shards).bit_length() - 1)
+        raise UserError(f"parallel.shards must be a power of two, not {num_shards}: use {lower} or {2 * lower}")
+
+
+def tree_shards(reduce: str, shards: int | str) -> int:
+    """The number of shards that the recipe's `parallel` section asks for; 1 where there is no tree."""
     if reduce != "tree":
-        return FlatReducer()
-    return TreeReducer(DEFAULT_SHARDS if shards == "auto" else int(shards))
+        return 1
+    return DEFAULT_SHARDS if shards == "auto" else int(shards)
+
+
+def make_reducer(
+    reduce: str, num_shards: int, ranks: Ranks = ALONE, dtype: torch.dtype = torch.float32
+) -> FlatReducer | TreeReducer:
+    """The reducer of a kind, for gradients of a dtype."""
+    return TreeReducer(num_shards, ranks) if reduce == "tree" else FlatReducer(ranks, dtype)

@@ -1,0 +1,102 @@
+"""The processes that train together, and the few things that they tell each other.
+
+Everything above works with a `Ranks`, also when there is only one: `ALONE` answers without a process group. Tensors
+travel through the backend of their device (NCCL, XCCL, Gloo), plain values through the host's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def _nobody_watches(what: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who this process is among those that train together."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    """Number of this process on its host."""
+    hosts: tuple[str, ...] = ("localhost",)
+    """The host of every rank."""
+    backend: str = "gloo"
+    """What carries tensors on the device: nccl, xccl or gloo."""
+    tick: Callable[[str], None] = field(default=_nobody_watches, compare=False)
+    """Told what this rank is about to wait for, so that one that hangs can be named."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks for all: it alone writes files and talks to the user."""
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to agree with."""
+        return self.world == 1
+
+    def sum_(self, tensor: Tensor, what: str = "a sum over ranks") -> None:
+        """Add the tensors of all ranks, in place."""
+        if not self.alone:
+            self.tick(what)
+            dist.all_reduce(tensor)
+
+    def exchange(self, mine: Tensor, theirs: Tensor, partner: int) -> None:
+        """Send `mine` to another rank and receive what it sends into `theirs`; it does the same."""
+        through_host = self.backend == "gloo" and mine.device.type != "cpu"
+        sent, received = (mine.cpu(), torch.empty_like(theirs, device="cpu")) if through_host else (mine, theirs)
+        operations = [dist.P2POp(dist.isend, sent, partner), dist.P2POp(dist.irecv, received, partner)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        if through_host:
+            theirs.copy_(received)
+
+    def tell(self, value: Any, what: str = "a word of rank 0") -> Any:
+        """The value of rank 0, on every rank; only rank 0 needs to give one."""
+        if self.alone:
+            return value
+        self.tick(what)
+        values = [value]
+        dist.broadcast_object_list(values, 0, device=torch.device("cpu"))
+        return values[0]
+
+    def tell_tensor(self, tensor: Tensor) -> None:
+        """Fill a tensor on the host with that of rank 0."""
+        if not self.alone:
+            self.tick("a tensor of rank 0")
+            dist.broadcast(tensor, 0)
+
+    def hear(self, value: Any, what: str = "a word of every rank") -> list[Any]:
+        """The values of all ranks, on every rank."""
+        if self.alone:
+            return [value]
+        self.tick(what)
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def any(self, wanted: bool, what: str = "a vote") -> bool:
+        """Whether at least one rank wants something; all get the same answer."""
+        if self.alone:
+            return wanted
+        votes = torch.tensor([float(wanted)])
+        self.sum_(votes, what)
+        return bool(votes[0] > 0)
+
+    def name(self, rank: int) -> str:
+        """A rank in words, with its host."""
+        return f"rank {rank} on {self.hosts[rank]}" if rank < len(self.hosts) else f"rank {rank}"
+
+    def names(self, ranks: Sequence[int]) -> str:
+        """Several ranks in words."""
+        return ", ".join(self.name(rank) for rank in ranks)
+
+
+ALONE = Ranks()
