@@ -1,9 +1,20 @@
 """The errors a person reads, and the exit code that each of them becomes."""
 
+import errno
+import sysconfig
+import traceback
+from pathlib import Path
+from traceback import FrameSummary
+
 DONE = 0
 FAILED = 1
 USER_CAN_FIX = 2
 START_AGAIN = 75
+INTERRUPTED = 130
+"""As shells expect after Ctrl-C."""
+
+_PACKAGE = Path(__file__).parent
+_CANNOT_WRITE = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
 
 
 class UserError(ValueError):
@@ -16,3 +27,65 @@ class Stopped(Exception):
     """Training stopped on request, with a checkpoint: start the same command again to go on."""
 
     exit_code = START_AGAIN
+
+
+class PeerFailed(Exception):
+    """Another rank failed, and so this one cannot go on; says which one and why, and ends as that one does."""
+
+    def __init__(self, message: str, exit_code: int = FAILED, traceback: str = "") -> None:
+        """What happened, in words, and the traceback of the rank where it did."""
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.traceback = traceback
+
+
+class RankLost(PeerFailed):
+    """Another rank is gone or no longer comes along, and could not say why."""
+
+
+def exit_code(error: BaseException) -> int:
+    """2 for what the user can fix: what a UserError says, and a disk that is full or may not be written."""
+    if isinstance(error, PeerFailed):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return USER_CAN_FIX if isinstance(error, UserError) or is_full_disk(error) else FAILED
+
+
+def message(error: BaseException) -> str:
+    """What happened, and where in the user's own code; without a traceback."""
+    if isinstance(error, UserError | PeerFailed):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, OSError) and is_full_disk(error):
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{where}\n  make room or fix the permissions, then start the same command again"
+    place = _place(error)
+    return "\n  ".join([f"{type(error).__name__}: {error}", *([place] if place else [])])
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether a disk is full or may not be written."""
+    return isinstance(error, OSError) and error.errno in _CANNOT_WRITE
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of the user's own code on the way to the error, or else the innermost of isoscale's."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    own = [frame for frame in frames if _is_users(frame)]
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    chosen = (own or ours or frames)[-1:]
+    return "".join(f"in {frame.name}, {frame.filename}:{frame.lineno}: {frame.line or ''}".rstrip() for frame in chosen)
+
+
+def _is_users(frame: FrameSummary) -> bool:
+    path = Path(frame.filename)
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    return (
+        path.is_file()
+        and not path.is_relative_to(_PACKAGE)
+        and not {"site-packages", "dist-packages"} & set(path.parts)
+        and not any(path.is_relative_to(folder) for folder in libraries)
+        and path.name != "isoscale"  # the installed command itself
+    )

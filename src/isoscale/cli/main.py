@@ -1,16 +1,13 @@
 """The command line: one module a command, heavy imports only when a command runs."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from isoscale._version import __version__
-from isoscale.cli import apply, compare, data, doctor, init, recipe, report, runs, tensorboard, train
-from isoscale.errors import Stopped
-
-INTERRUPTED = 130
-"""How typer ends a command at Ctrl-C, as shells expect."""
+from isoscale.cli import apply, compare, data, doctor, init, recipe, report, reproduce, runs, tensorboard, train
+from isoscale.errors import INTERRUPTED, PeerFailed, Stopped, exit_code
 
 app = typer.Typer(
     name="isoscale",
@@ -24,6 +21,7 @@ app.command("test")(apply.test)
 app.command("predict")(apply.predict)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("reproduce")(reproduce.reproduce)
 app.command("tensorboard")(tensorboard.tensorboard)
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipe.app, name="recipe")
@@ -55,27 +53,41 @@ def run() -> None:
     words = sys.argv[1:]
     # People add --debug at the end of the line that failed, where a command of a group would not know it.
     debug = "--debug" in words
-    code = 0
+    code: int | str | None = 0
     try:
         app(args=[word for word in words if word != "--debug"], prog_name="isoscale")
     except Stopped as stopped:
         code = stopped.exit_code
     except SystemExit as end:
-        if end.code == INTERRUPTED:
+        code = end.code
+        if code == INTERRUPTED and _speaks():
             print("interrupted", file=sys.stderr)
-        raise
     except Exception as error:
-        code = _report(error, debug)
-    sys.exit(code)
+        code = exit_code(error)
+        if _speaks():
+            _report(error, debug)
+    _exit(code)
 
 
-def _report(error: Exception, debug: bool) -> int:
-    from isoscale.cli.failure import describe, exit_code
+def _report(error: Exception, debug: bool) -> None:
+    from isoscale.cli.failure import describe
 
-    if debug:
+    if debug and not isinstance(error, PeerFailed):
         import traceback
 
         traceback.print_exception(error)
     else:
         print(describe(error), file=sys.stderr)
-    return exit_code(error)
+
+
+def _speaks() -> bool:
+    """Whether this process tells the user; several ranks cannot have met where their module was never imported."""
+    world = sys.modules.get("isoscale.parallel.world")
+    return world is None or world.speaks()
+
+
+def _exit(code: int | str | None) -> NoReturn:
+    world = sys.modules.get("isoscale.parallel.world")
+    if world is not None and isinstance(code, int):
+        world.end(code)
+    sys.exit(code)

@@ -1,5 +1,6 @@
 """`isoscale train`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,6 +32,10 @@ def train(
         int | None,
         typer.Option("--dev", min=1, metavar="N", help="Only N batches of everything, and nothing saved."),
     ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option("--devices", min=1, metavar="N", help="Train with N processes on this machine, one a GPU."),
+    ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time went, and write a trace of some steps.")
     ] = False,
@@ -44,6 +49,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe, or continue a run."""
+    if devices is not None and devices > 1:
+        _become_a_rank_or_start_them(devices)
     words = list(overrides or [])
     if recipe is not None and ("=" in recipe or recipe.startswith("~")):
         words.insert(0, recipe)
@@ -65,3 +72,11 @@ def _develop(recipe: str | None, words: list[str], num_batches: int, run: Path |
     if run is not None:
         raise UserError("--dev saves nothing, so that --run has no meaning beside it; leave one of them out")
     develop(recipe, words, num_batches, profile)
+
+
+def _become_a_rank_or_start_them(num_ranks: int) -> None:
+    """The ranks are started with the same words, and then this is one of them; the first process ends with them."""
+    from isoscale.launch.local import is_rank, launch
+
+    if not is_rank():
+        raise typer.Exit(launch(num_ranks, sys.argv))

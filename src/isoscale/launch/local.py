@@ -1,0 +1,229 @@
+"""Several ranks on this machine: one process each, started, listened to and ended together.
+
+The launcher imports nothing heavy. Rank 0 has the terminal; what the others say is kept, and shown where one of them
+ends and nobody could tell why.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from isoscale.errors import DONE, FAILED, START_AGAIN, UserError
+from isoscale.parallel.environment import PARENT, find
+from isoscale.parallel.hub import GO_ON
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_LOOK_EVERY = 0.05
+TO_END = 10.0
+"""Seconds that the other ranks have to end by themselves after one has failed."""
+TO_OBEY = 5.0
+"""Seconds that a rank has to end when it is told to."""
+LINES_SHOWN = 30
+PR_SET_PDEATHSIG = 1
+
+
+def launch(num_ranks: int, words: Sequence[str]) -> int:
+    """Run a command (its words, the program first) as several ranks; the exit code of all of them together."""
+    found = find()
+    if found.world > 1 or "WORLD_SIZE" in os.environ:
+        raise UserError(
+            f"--devices starts ranks, but this process is already rank {found.rank} of {found.world}, started by "
+            f"{found.launcher}; leave out --devices"
+        )
+    crew = _Crew()
+    with crew.listening():
+        try:
+            crew.start(_command(words), num_ranks)
+            crew.wait()
+        finally:
+            crew.kill()
+    crew.tell()
+    return crew.exit_code
+
+
+def is_rank() -> bool:
+    """Whether this process is one that `launch` has started."""
+    return PARENT in os.environ
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    """The same command once more: by the script that was started, if it was one."""
+    script = Path(words[0])
+    started = ["-m", "isoscale"] if script.name == "__main__.py" or not script.is_file() else [str(script)]
+    return [sys.executable, *started, *words[1:]]
+
+
+class _Rank:
+    """One process, and the last lines that it wrote."""
+
+    def __init__(self, command: Sequence[str], rank: int, variables: dict[str, str]) -> None:
+        kept = {} if rank == 0 else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self.rank = rank
+        self.was_told = False
+        """Whether the launcher has ended it."""
+        self.lines: deque[str] = deque(maxlen=LINES_SHOWN)
+        # In a group of its own, it gets a Ctrl-C of the terminal once, from the launcher, and not twice.
+        self.process: subprocess.Popen[str] = subprocess.Popen(
+            command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, text=True, errors="replace",
+            process_group=0, preexec_fn=_end_with_parent(os.getpid()), **kept,
+        )  # type: ignore[call-overload]  # fmt: skip
+        self._reader = threading.Thread(target=self._keep, args=(self.process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _keep(self, output: IO[str] | None) -> None:
+        for line in output or ():
+            self.lines.append(line)
+
+    def tell(self, number: int) -> None:
+        """Send a signal to a process that still runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def end(self, number: int) -> None:
+        """End a process that does not end by itself."""
+        if self.process.poll() is None:
+            self.was_told = True
+            self.process.send_signal(number)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; negative for a signal, None while it runs."""
+        return self.process.poll()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by itself, and not well."""
+        return not self.was_told and self.code not in (None, DONE, START_AGAIN)
+
+    def last_lines(self) -> str:
+        """What it wrote last; a worker that it left behind may hold its output open."""
+        self._reader.join(timeout=1)
+        return "".join(self.lines)
+
+
+class _Crew:
+    """All ranks of this machine."""
+
+    def __init__(self) -> None:
+        self._ranks: list[_Rank] = []
+        self._signals: list[int] = []
+        self._first_failed: _Rank | None = None
+        self._deadline: tuple[float, int] | None = None
+        """When to end the ranks that are left, and by which signal."""
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Keep the signals that come, for `wait` to pass them on."""
+        before = {number: signal.signal(number, lambda got, _: self._signals.append(got)) for number in _PASSED_ON}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def start(self, command: Sequence[str], num_ranks: int) -> None:
+        """Start all ranks."""
+        common = {
+            PARENT: str(os.getpid()), "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _num_cores() // num_ranks)),
+        }  # fmt: skip
+        for rank in range(num_ranks):
+            self._ranks.append(_Rank(command, rank, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+
+    def wait(self) -> None:
+        """Wait until all have ended, and see to it that they do."""
+        while any(rank.code is None for rank in self._ranks):
+            self._pass_signals_on()
+            if self._first_failed is None:
+                self._notice_failure()
+            if self._deadline is not None and time.monotonic() > self._deadline[0]:
+                self._end_all(self._deadline[1])
+            time.sleep(_LOOK_EVERY)
+        self._notice_failure()
+
+    def _notice_failure(self) -> None:
+        failed = [rank for rank in self._ranks if rank.failed]
+        if failed and self._first_failed is None:
+            # Of those that failed at the same time, one that was killed is the reason for the others.
+            self._first_failed = min(failed, key=lambda rank: (rank.code or 0) > 0)
+            self._deadline = self._deadline or (time.monotonic() + TO_END, signal.SIGTERM)
+
+    def _pass_signals_on(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            for rank in self._ranks:
+                rank.tell(number)
+            if number == signal.SIGINT:
+                self._num_interrupts += 1
+            if self._num_interrupts > 1:
+                self._deadline = (time.monotonic() + TO_OBEY, signal.SIGKILL)
+
+    _num_interrupts = 0
+
+    def _end_all(self, number: int) -> None:
+        for rank in self._ranks:
+            rank.end(number)
+        self._deadline = (time.monotonic() + TO_OBEY, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End what still runs, however it came to that."""
+        for rank in self._ranks:
+            rank.end(signal.SIGKILL)
+
+    def tell(self) -> None:
+        """Show why a rank failed, where no rank could."""
+        failed = self._first_failed
+        if failed is None:
+            return
+        code = failed.code or 0
+        first = self._ranks[0]
+        is_told = first.failed and (first.code or 0) > 0
+        if code < 0:
+            ended = f"error: rank {failed.rank} was ended by {signal.Signals(-code).name}"
+            print(ended if is_told else f"{ended}\n  {GO_ON}", file=sys.stderr)
+        text = failed.last_lines()
+        if text and (code < 0 or not is_told):
+            print(f"the last lines of rank {failed.rank}:\n{text}".rstrip(), file=sys.stderr)
+
+    @property
+    def exit_code(self) -> int:
+        """0 if all are done, 75 if they stopped on request, or else that of the first to fail; 1 for a signal."""
+        if self._first_failed is not None:
+            return max(self._first_failed.code or FAILED, FAILED)
+        codes = [rank.code for rank in self._ranks]
+        return DONE if not any(codes) else START_AGAIN if START_AGAIN in codes else FAILED
+
+
+def _end_with_parent(parent: int) -> Any:
+    """For a process about to start: be asked to stop by the system when the launcher ends, however it ends."""
+    if not sys.platform.startswith("linux"):
+        return None
+    control = ctypes.CDLL(None, use_errno=True).prctl
+
+    def prepare() -> None:
+        control(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(FAILED)
+
+    return prepare
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

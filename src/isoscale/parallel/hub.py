@@ -1,0 +1,278 @@
+"""Where the news of all ranks come together: rank 0 hears who is alive, how far each has come and what went wrong.
+
+Every rank keeps one connection to the hub. The system closes it when a process ends, however it ends, so that a dead
+rank is noticed at once and one that merely computes for long is never taken for dead.
+"""
+
+import json
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+from isoscale.errors import FAILED, USER_CAN_FIX, PeerFailed, RankLost
+
+BEAT = 0.5
+"""Seconds between two signs of life."""
+TOGETHER = 0.5
+"""Seconds in which ranks that end are taken to end for one reason, such as a machine that is switched off."""
+UNREACHABLE = 25
+"""Seconds until the system gives up a connection at whose other end there is no machine any more."""
+LONGEST_LINE = 1 << 20
+GO_ON = "the last checkpoint, if there is one, is intact, and the same command goes on from it"
+
+_SILENT = "gives no sign of life"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why all ranks have to end."""
+
+    ranks: tuple[int, ...]
+    """Whom it is about."""
+    message: str
+    exit_code: int = FAILED
+    traceback: str = ""
+    raised: bool = False
+    """Whether a rank said so itself; otherwise it was found missing."""
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> "Cause":
+        """From the words of a message."""
+        return cls(**{**values, "ranks": tuple(values["ranks"])})
+
+    def error(self) -> PeerFailed:
+        """What the other ranks raise."""
+        kind = PeerFailed if self.raised else RankLost
+        return kind(self.message, self.exit_code, "" if self.exit_code == USER_CAN_FIX else self.traceback)
+
+
+class Line:
+    """A connection that carries JSON, one message a line."""
+
+    everywhere: ClassVar[WeakSet["Line"]] = WeakSet()
+    """All of this process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Over a connection that stands."""
+        self._socket = connection
+        self._lock = threading.Lock()
+        self._received = b""
+        Line.everywhere.add(self)
+        connection.settimeout(UNREACHABLE)
+        _notice_dead_machines(connection)
+        # A worker forked from this process would keep the connection open after the end of this process.
+        os.register_at_fork(after_in_child=connection.close)
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def send(self, **message: Any) -> bool:
+        """Send a message; whether that was possible."""
+        try:
+            with self._lock:
+                self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that have come; None when no more will come."""
+        try:
+            chunk = self._socket.recv(1 << 16)
+        except OSError:
+            return None
+        *lines, self._received = (self._received + chunk).split(b"\n")
+        if not chunk or len(self._received) > LONGEST_LINE:
+            return None
+        try:
+            return [dict(json.loads(line)) for line in lines]
+        except (ValueError, TypeError):  # whoever this is, it is not a rank
+            return None
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+def _notice_dead_machines(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": UNREACHABLE * 1000}
+    for name, value in options.items():
+        if hasattr(socket, name):  # not every system has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class AwakeClock:
+    """Seconds that this process was running: a job that is suspended and continued has missed nothing."""
+
+    def __init__(self) -> None:
+        """Starts at zero; must be read every few beats."""
+        self._seconds = 0.0
+        self._read = time.monotonic()
+
+    def __call__(self) -> float:
+        """The seconds so far."""
+        now = time.monotonic()
+        self._seconds += min(now - self._read, 4 * BEAT)
+        self._read = now
+        return self._seconds
+
+
+@dataclass
+class _Member:
+    """What is known of a rank."""
+
+    rank: int
+    line: Line
+    ticks: int = 0
+    what: str = "the start"
+    """What it waits for, or did last."""
+    place: str = ""
+    """Where its main thread is, if it has been there for a while."""
+    advanced: float = 0.0
+    heard: float = 0.0
+    left: bool = False
+    """Whether it has said that it is done."""
+    gone: bool = False
+
+
+@dataclass
+class Hub:
+    """Listens to all ranks and tells all of them when they have to end, and why."""
+
+    hosts: Sequence[str]
+    """The host of every rank."""
+    limit: float | None = None
+    """Seconds without any progress after which a rank that others wait for is taken to hang."""
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    """What a rank shows first, so that nobody else's connection is taken for one."""
+
+    def __post_init__(self) -> None:
+        """Start to listen."""
+        self._server = socket.create_server(("", 0))
+        os.register_at_fork(after_in_child=self._server.close)
+        self.port = int(self._server.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._members: dict[int, _Member] = {}
+        self._clock = AwakeClock()
+        self._first_gone: float | None = None
+        self._cause: Cause | None = None
+        threading.Thread(target=self._run, name="isoscale hub", daemon=True).start()
+
+    def _run(self) -> None:
+        next_round = time.monotonic()
+        while True:
+            for key, _ in self._selector.select(BEAT / 2):
+                if key.fileobj is self._server:
+                    self._accept()
+                else:
+                    self._read(key.fileobj, key.data)  # type: ignore[arg-type]
+            if time.monotonic() >= next_round:
+                next_round = time.monotonic() + BEAT / 2
+                self._judge(self._clock())
+                self._tell(pulse=True)
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # who connects may be gone again
+            self._selector.register(Line(self._server.accept()[0]), selectors.EVENT_READ)
+
+    def _read(self, line: Line, member: _Member | None) -> None:
+        messages = line.receive()
+        if messages is None:
+            self._hang_up(line, member)
+            return
+        for message in messages:
+            if member is not None:
+                self._take(member, message)
+            elif secrets.compare_digest(str(message.get("token")), self.token):
+                member = _Member(int(message["rank"]), line, advanced=self._clock(), heard=self._clock())
+                self._members[member.rank] = member
+                self._selector.modify(line, selectors.EVENT_READ, member)
+
+    def _take(self, member: _Member, message: dict[str, Any]) -> None:
+        member.heard = self._clock()
+        if "ticks" in message:
+            if message["ticks"] != member.ticks:
+                member.advanced = member.heard
+            member.ticks, member.what, member.place = message["ticks"], message["what"], message["place"]
+        elif "cause" in message:
+            self._decide(Cause.read(message["cause"]))
+        elif "left" in message:
+            member.left, member.advanced = True, member.heard
+            if len(self._members) == len(self.hosts) and all(other.left for other in self._members.values()):
+                self._tell(end=True)
+
+    def _hang_up(self, line: Line, member: _Member | None) -> None:
+        self._selector.unregister(line)
+        line.close()
+        if member is not None and not member.left:
+            member.gone = True
+            self._first_gone = self._first_gone or self._clock()
+
+    def _judge(self, now: float) -> None:
+        """Find out whether a rank is missing; one that said why it failed is never missing."""
+        members = sorted(self._members.values(), key=lambda member: member.rank)
+        if self._cause is not None or not members:
+            return
+        if self._first_gone is not None:
+            if now - self._first_gone > TOGETHER:
+                self._decide(self._lost([member.rank for member in members if member.gone]))
+        elif self.limit and now - max(member.advanced for member in members) > self.limit:
+            late, state = _late(members, now - self.limit)
+            if late:
+                self._decide(self._stalled(late, state, members, now))
+
+    def _lost(self, ranks: list[int]) -> Cause:
+        one = len(ranks) == 1
+        return Cause(
+            tuple(ranks),
+            f"{self._names(ranks)} {'is' if one else 'are'} gone: the process{'' if one else 'es'} ended without a "
+            f"word, killed from outside (for using too much memory, perhaps) or by a crash\n  {GO_ON}",
+        )
+
+    def _stalled(self, late: list[_Member], state: str, members: list[_Member], now: float) -> Cause:
+        waiting = max((member for member in members if member not in late), key=lambda member: member.ticks)
+        ranks = [member.rank for member in late]
+        alive = state != _SILENT
+        lines = [
+            f"{self._names(ranks)} {state}: others have waited {now - waiting.advanced:.0f} s for {waiting.what}",
+            *(f"{self._names([member.rank])} is in {member.place}" for member in late if member.place and alive),
+            f"{GO_ON}; where such a wait is meant to be, allow it with parallel.timeout",
+        ]
+        return Cause(tuple(ranks), "\n  ".join(lines))
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        return ", ".join(f"rank {rank} on {self.hosts[rank]}" for rank in ranks)
+
+    def _decide(self, cause: Cause) -> None:
+        """The first cause is the one that all are told."""
+        if self._cause is None:
+            self._cause = cause
+            self._tell(cause=asdict(cause))
+
+    def _tell(self, **message: Any) -> None:
+        for member in self._members.values():
+            if not member.gone:
+                member.line.send(**message)
+
+
+def _late(members: list[_Member], since: float) -> tuple[list[_Member], str]:
+    """Who keeps the others waiting, and in what way; nobody where all are equally far, however long it takes."""
+    silent = [member for member in members if member.heard < since]
+    left = [member for member in members if member.left]
+    fewest = min(member.ticks for member in members)
+    behind = [member for member in members if member.ticks == fewest]
+    for late, state in ((silent, _SILENT), (left, "has ended before the others"), (behind, "hangs")):
+        if 0 < len(late) < len(members):
+            return late, state
+    return [], ""

@@ -1,0 +1,187 @@
+"""Joining the other processes of a training, and leaving them.
+
+Whether there are any is decided by the environment alone. A process joins once and stays until it ends.
+"""
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from isoscale.errors import Stopped
+from isoscale.parallel.environment import Environment, find
+from isoscale.parallel.hub import Hub
+from isoscale.parallel.ranks import ALONE, Ranks
+from isoscale.parallel.rendezvous import Comer, RanksMissing, Rendezvous, Store, interface, patience, prefixed
+from isoscale.parallel.sockets import open_sockets, shut
+from isoscale.parallel.watch import Watch
+
+NO_LIMIT = timedelta(days=30)
+"""For a single collective: it is the watch that ends a wait, and it can name who is missing."""
+BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
+
+
+@dataclass
+class _Membership:
+    """What this process holds while it is one of several."""
+
+    ranks: Ranks
+    watch: Watch
+    hub: Hub | None
+    """On rank 0."""
+    store: Store
+    """Kept because rank 0 hosts it for the others."""
+    process: int
+
+
+_membership: _Membership | None = None
+_is_silent = False
+
+
+def join(device_kind: str, seconds: float | None = None) -> Ranks:
+    """Join the other processes, waiting some seconds for them; the same ranks at every call."""
+    global _membership
+    if _membership is None:
+        environment = find()
+        if environment.world == 1:
+            return ALONE
+        _membership = _join(environment, device_kind, patience() if seconds is None else seconds)
+        atexit.register(leave)
+    return _membership.ranks
+
+
+def _join(environment: Environment, device_kind: str, seconds: float) -> _Membership:
+    global _is_silent
+    try:
+        meeting = Rendezvous(environment, seconds)
+        comers = meeting.meet()
+    except RanksMissing as missing:
+        _is_silent = not missing.speaks
+        raise
+    hosts = tuple(comer.host for comer in comers)
+    hub, watch = _start_watch(environment, meeting.store, hosts)
+    local_rank = _local_rank(environment, hosts)
+    backend = _choose_backend(meeting.store, environment, device_kind, local_rank, hosts)
+    ranks = Ranks(environment.rank, environment.world, local_rank, hosts, backend, watch.tick)
+    try:
+        before = open_sockets()
+        _open_group(meeting.store, ranks, comers, device_kind, seconds)
+        opened = open_sockets().keys() - before.keys()
+        watch.wake = lambda: shut(opened)
+    except BaseException as error:
+        watch.failed(error)
+        raise
+    return _Membership(ranks, watch, hub, meeting.store, os.getpid())
+
+
+def _start_watch(environment: Environment, store: Store, hosts: tuple[str, ...]) -> tuple[Hub | None, Watch]:
+    hub = Hub(hosts) if environment.rank == 0 else None
+    if hub is not None:
+        store.set("hub", json.dumps([hub.port, hub.token]))
+    port, token = json.loads(store.get("hub"))
+    address = "localhost" if environment.rank == 0 else environment.address
+    return hub, Watch(environment.rank, hosts, (address, port), token, environment.parent)
+
+
+def _local_rank(environment: Environment, hosts: tuple[str, ...]) -> int:
+    if environment.local_rank is not None:
+        return environment.local_rank
+    return hosts[: environment.rank].count(hosts[environment.rank])
+
+
+def _choose_backend(
+    store: Store, environment: Environment, device_kind: str, local_rank: int, hosts: tuple[str, ...]
+) -> str:
+    """Take this rank's device; what carries tensors between devices, which a device shared by ranks cannot."""
+    if device_kind not in BACKENDS:
+        return "gloo"
+    module = getattr(torch, device_kind)
+    module.set_device(local_rank % module.device_count())
+    name = str(getattr(module.get_device_properties(), "uuid", module.current_device()))
+    store.set(f"device/{environment.rank}", f"{hosts[environment.rank]} {name}")
+    names = store.multi_get([f"device/{rank}" for rank in range(environment.world)])
+    return BACKENDS[device_kind] if len(set(names)) == len(names) else "gloo"
+
+
+def _open_group(store: Store, ranks: Ranks, comers: list[Comer], device_kind: str, seconds: float) -> None:
+    found = interface(comers, ranks.rank)
+    if found is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
+    # A failure of NCCL would end the process with SIGABRT before anybody could say which rank was the reason.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    backend = "cpu:gloo" if device_kind not in BACKENDS else f"cpu:gloo,{device_kind}:{ranks.backend}"
+    dist.init_process_group(
+        backend, store=prefixed("group", store), rank=ranks.rank, world_size=ranks.world,
+        timeout=timedelta(seconds=seconds),
+    )  # fmt: skip
+    dist.distributed_c10d._set_pg_timeout(NO_LIMIT)
+
+
+@contextmanager
+def guarded(on_abort: Callable[[str], None] | None = None, timeout: float | None = None) -> Iterator[None]:
+    """Within, an error on one rank becomes an error on all: the others raise PeerFailed or RankLost.
+
+    `on_abort` is told why before a process whose main thread is stuck is ended; `timeout` is the recipe's. May be used
+    inside itself, and by a rank that is alone.
+    """
+    if _membership is None:
+        yield
+        return
+    watch = _membership.watch
+    before, watch.on_abort = watch.on_abort, on_abort or watch.on_abort
+    _limit(timeout)
+    try:
+        yield
+    except (Stopped, GeneratorExit):
+        raise
+    except BaseException as error:
+        raised = watch.failed(error)
+        watch.linger()
+        if raised is error:
+            raise
+        raise raised from None
+    finally:
+        watch.on_abort = before
+
+
+def _limit(timeout: float | None) -> None:
+    if timeout is None or _membership is None:
+        return
+    _membership.watch.limit = timeout
+    if _membership.hub is not None:
+        _membership.hub.limit = timeout
+
+
+def speaks() -> bool:
+    """Whether this process tells the user what went wrong; of several ranks one does."""
+    return not _is_silent and (_membership is None or _membership.watch.speaks)
+
+
+def leave() -> None:
+    """Wait for the other ranks to be done, and end what connects them."""
+    global _membership
+    member = _membership
+    if member is None or member.process != os.getpid():  # a process forked from a rank is no rank
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        member.watch.failed(error)
+    member.watch.leave()
+    if dist.is_initialized() and member.watch.cause is None:
+        dist.destroy_process_group()
+    _membership = None
+
+
+def end(code: int) -> None:
+    """End a failed rank with an exit code, without waiting for what its device may never finish; else do nothing."""
+    if _membership is not None and _membership.watch.cause is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

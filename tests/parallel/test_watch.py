@@ -1,0 +1,234 @@
+"""What ranks learn of each other, over real connections, with all ranks in one process."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from isoscale.errors import PeerFailed, RankLost, UserError
+from isoscale.parallel import hub as hubs
+from isoscale.parallel import watch as watches
+from isoscale.parallel.hub import AwakeClock, Cause, Hub
+from isoscale.parallel.watch import Watch
+
+HOSTS = ("n1", "n1", "n2")
+BROKEN = RuntimeError("[x/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "this never came true"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def aborted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Cause]]:
+    """Who would have ended its process, and why; here all ranks are this process."""
+    ended: list[tuple[int, Cause]] = []
+
+    def abort(watch: Watch, cause: Cause) -> None:
+        ended.append((watch.rank, cause))
+        watch._done.set()
+
+    monkeypatch.setattr(Watch, "_abort", abort)
+    monkeypatch.setattr(watches, "LINGER", 0.1)
+    return ended
+
+
+@pytest.fixture
+def ranks(aborted: list[tuple[int, Cause]], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hub, list[Watch]]]:
+    monkeypatch.setattr(hubs, "BEAT", 0.05)
+    monkeypatch.setattr(watches, "BEAT", 0.05)
+    hub = Hub(HOSTS)
+    found = [Watch(rank, HOSTS, ("127.0.0.1", hub.port), hub.token) for rank in range(3)]
+    until(lambda: len(hub._members) == 3)
+    yield hub, found
+    for watch in found:
+        watch._done.set()
+
+
+def die(watch: Watch) -> None:
+    """What the system does for a process that ends."""
+    watch._line._socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_failure_reaches_all_with_words_exit_code_and_traceback(ranks):
+    _, (first, second, third) = ranks
+    try:
+        raise ValueError("boom")
+    except ValueError as error:
+        assert second.failed(error) is error
+    until(lambda: first.cause and third.cause)
+    raised = first.failed(BROKEN)
+    assert type(raised) is PeerFailed and raised.exit_code == 1
+    assert str(raised).startswith("rank 1 on n1 failed: ValueError: boom\n  in test_a_failure_reaches_all")
+    assert "Traceback" in raised.traceback and raised.traceback.rstrip().endswith("ValueError: boom")
+    assert [watch.speaks for watch in (first, second, third)] == [True, False, False]
+
+
+def test_the_next_word_to_others_raises(ranks):
+    _, (first, _, third) = ranks
+    third.tick("a sum")
+    first.failed(ValueError("boom"))
+    until(lambda: third.cause)
+    with pytest.raises(PeerFailed, match="rank 0 on n1 failed"):
+        third.tick("a sum")
+
+
+def test_what_the_user_can_fix_comes_without_a_traceback(ranks):
+    _, (first, second, _) = ranks
+    second.failed(UserError("no such file"))
+    until(lambda: first.cause)
+    raised = first.failed(BROKEN)
+    assert isinstance(raised, PeerFailed) and (raised.exit_code, raised.traceback) == (2, "")
+
+
+def test_the_first_failure_is_the_one_that_is_told(ranks):
+    _, (first, second, third) = ranks
+    third.failed(ValueError("one"))
+    mine = ValueError("two")
+    assert second.failed(mine) is mine
+    until(lambda: first.cause)
+    assert "one" in first.cause.message and second.cause == first.cause
+
+
+def test_an_error_that_was_handled_passes_through(ranks):
+    _, (first, second, _) = ranks
+    error = second.failed(ValueError("one"))
+    cause = second.cause
+    assert second.failed(error) is error and second.cause is cause
+    until(lambda: first.cause)
+    lost = first.failed(BROKEN)
+    assert first.failed(lost) is lost
+
+
+def test_an_error_because_of_a_broken_connection_is_taken_for_one(ranks):
+    _, (first, second, _) = ranks
+    second.failed(ValueError("boom"))
+    try:
+        try:
+            raise BROKEN
+        except RuntimeError as error:
+            raise ValueError("could not sum") from error
+    except ValueError as error:
+        assert isinstance(first.failed(error), PeerFailed)
+
+
+def test_a_process_that_ends_is_noticed_and_named(ranks):
+    _, (first, _, third) = ranks
+    die(third)
+    until(lambda: first.cause)
+    raised = first.failed(BROKEN)
+    assert type(raised) is RankLost and raised.exit_code == 1
+    assert "rank 2 on n2 is gone" in str(raised) and "the same command goes on from it" in str(raised)
+
+
+def test_processes_that_end_together_are_named_together(ranks):
+    _, (first, second, third) = ranks
+    die(third)
+    time.sleep(0.25)
+    die(second)
+    until(lambda: first.cause)
+    assert first.cause.message.startswith("rank 1 on n1, rank 2 on n2 are gone")
+
+
+def test_a_rank_that_keeps_others_waiting_is_named_with_its_place(ranks):
+    hub, (first, second, third) = ranks
+    for watch in (first, second, third):
+        watch.tick("step 1")
+    for watch in (first, second):
+        watch.tick("the gradients of step 2")
+    hub.limit = 1.5
+    until(lambda: first.cause)
+    assert first.cause.ranks == (2,)
+    assert first.cause.message.startswith("rank 2 on n2 hangs: others have waited ")
+    assert "for the gradients of step 2\n  rank 2 on n2 is in until, " in first.cause.message
+    assert "parallel.timeout" in first.cause.message
+
+
+def test_a_long_pause_of_all_is_not_a_hang_of_one(ranks):
+    hub, watching = ranks
+    hub.limit = 0.2
+    for watch in watching:
+        watch.tick("an evaluation")
+    time.sleep(1)
+    assert not any(watch.cause for watch in watching)
+    die(watching[2])
+    until(lambda: watching[0].cause)
+
+
+def test_who_advances_is_never_taken_to_hang(ranks):
+    hub, watching = ranks
+    hub.limit = 1.0
+    watching[0].tick("ahead of all")
+    for _ in range(20):
+        time.sleep(0.1)
+        for watch in watching:
+            watch.tick("a step")
+    assert not any(watch.cause for watch in watching)
+
+
+def test_a_stuck_main_thread_is_ended_from_beside(ranks, aborted, monkeypatch):
+    _, (_, second, third) = ranks
+    monkeypatch.setattr(watches, "REACT", 0.3)
+    second.failed(ValueError("boom"))
+    third.cause or until(lambda: third.cause)
+    third.failed(BROKEN)
+    until(lambda: aborted)
+    assert [rank for rank, _ in aborted] == [0], "the others were on their way out"
+
+
+def test_without_rank_0_the_first_on_each_host_speaks(ranks):
+    hub, (_, second, third) = ranks
+    for member in hub._members.values():
+        member.line._socket.shutdown(socket.SHUT_RDWR)
+    until(lambda: second.cause and third.cause)
+    assert "rank 0 on n1 no longer answers" in second.cause.message
+    assert second.speaks and third.speaks
+
+
+def test_a_silent_rank_0_is_noticed_by_the_others(ranks, monkeypatch):
+    hub, (_, second, third) = ranks
+    monkeypatch.setattr(hub, "_tell", lambda **message: None)
+    time.sleep(0.2)
+    second.limit = 0.3
+    until(lambda: second.cause)
+    assert "rank 0 on n1 has given no sign of life" in second.cause.message and third.cause is None
+
+
+def test_all_leave_together(ranks):
+    from threading import Thread
+
+    _, watching = ranks
+    leaving = [Thread(target=watch.leave) for watch in watching]
+    for thread in leaving[:2]:
+        thread.start()
+    time.sleep(0.5)
+    assert all(thread.is_alive() for thread in leaving[:2]), "they wait for the third"
+    leaving[2].start()
+    for thread in leaving:
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+    assert not any(watch.cause for watch in watching)
+
+
+def test_a_stranger_is_not_listened_to(ranks):
+    hub, watching = ranks
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 1, "token": "guess"}\n{"cause": {}}\n', b"[1]\n", b"\xff\n"):
+        with socket.create_connection(("127.0.0.1", hub.port)) as stranger:
+            stranger.sendall(words)
+    die(watching[2])
+    until(lambda: watching[0].cause)
+    assert watching[0].cause.ranks == (2,)
+
+
+def test_time_in_which_the_process_was_suspended_does_not_count(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(hubs.time, "monotonic", lambda: now[0])
+    clock = AwakeClock()
+    now[0] += 1
+    assert clock() == 1
+    now[0] += 3600
+    assert clock() <= 1 + 4 * hubs.BEAT
