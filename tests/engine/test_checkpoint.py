@@ -1,15 +1,20 @@
 """Checkpoints: whole or not at all, verified when read, and never lost to a failing disk."""
 
+import errno
 import hashlib
 import json
+import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -21,8 +26,11 @@ from torch import Tensor
 
 from isoscale.engine import checkpoint
 from isoscale.engine.checkpoint import CheckpointError, Checkpoints, State, read, read_manifest, read_weights
+from isoscale.engine.saver import Saver
 from isoscale.engine.state import weights_sha256
-from isoscale.errors import UserError
+from isoscale.errors import Stopped, UserError
+from isoscale.observe.metric_log import history
+from tests.helpers import train
 
 STORED = Path(__file__).parent.parent / "data" / "checkpoints"
 
@@ -169,9 +177,9 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(name: str, tmp_path: 
 def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     checkpoints, path = two(tmp_path)
     rewritten(path, format=checkpoint.FORMAT + 1)
-    with pytest.raises(CheckpointError, match="install a newer one"):
-        read(path)
-    assert_passed_over(checkpoints, path)
+    for reading in (lambda: read(path), lambda: checkpoints.newest(lambda text: pytest.fail(text))):
+        with pytest.raises(CheckpointError, match=r"format 2.*install a newer one, or move that folder away"):
+            reading()
 
 
 def test_when_none_is_good_there_is_none(tmp_path: Path) -> None:
@@ -242,6 +250,228 @@ def test_leftovers_of_killed_writers_are_swept_and_never_taken_for_checkpoints(t
     assert names(tmp_path) == ["last", "step_00000002", "step_00000003"]
 
 
+def test_pointers_that_a_killed_writer_did_not_move_are_moved_by_the_next_start(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step), best=step < 3)
+    for name in ("last", "best"):
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to("step_00000001")
+    (tmp_path / "step_00000003" / "state.json").unlink()
+    found = Checkpoints(tmp_path).newest()
+    assert found is not None and found[0].name == "step_00000002"
+    assert os.readlink(tmp_path / "last") == os.readlink(tmp_path / "best") == "step_00000002"
+    assert names(tmp_path) == ["best", "last", "step_00000001", "step_00000002", "step_00000003"]
+
+
+def test_the_only_checkpoint_survives_a_writer_killed_while_replacing_it(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).save(1, state(1))
+    path.rename(tmp_path / ".replaced-step_00000001-11")
+    shutil.copytree(tmp_path / ".replaced-step_00000001-11", tmp_path / ".writing-step_00000001-11")
+    found = Checkpoints(tmp_path).newest(lambda text: pytest.fail(text))
+    assert found is not None and found[0] == path and equal(state(1), found[1])
+    assert names(tmp_path) == ["last", "step_00000001"]
+
+
+def failing(name: str, number: int) -> Callable[..., Any]:
+    """A function of `os` that fails at the call of a number, as a disk with a fault does."""
+    plain, calls = getattr(os, name), iter(range(10_000))
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == number:
+            raise OSError(errno.EIO, "Input/output error")
+        return plain(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["fsync", "rename", "replace", "symlink"])
+def test_a_disk_that_fails_at_any_call_leaves_the_last_good_one_and_no_litter(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, failed = 0, True
+    while failed:
+        folder = tmp_path / str(number)
+        two(folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, failing(name, number))
+            try:
+                Checkpoints(folder).save(2, state(2), best=True)  # once more, over the good one
+                failed = False
+            except UserError as error:
+                assert "cannot save the checkpoint of step 2" in str(error) and "Input/output error" in str(error)
+        assert not [path for path in names(folder) if path.startswith(".")], number
+        found = Checkpoints(folder).newest(lambda text: pytest.fail(text))
+        assert found is not None and equal(state(2), found[1])
+        number += 1
+    assert number > 1
+
+
+@contextmanager
+def writer_held() -> Iterator[Event]:
+    """Writers wait where they begin to write tensors, until the event is set."""
+    plain, go = checkpoint._write_tensors, Event()
+
+    def write(path: Path, tensors: dict[str, Tensor]) -> None:
+        assert go.wait(30)
+        plain(path, tensors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_write_tensors", write)
+        yield go
+
+
+def test_training_goes_on_while_a_state_is_written_as_it_was(tmp_path: Path) -> None:
+    live, values = state(3)
+    saver = Saver(Checkpoints(tmp_path))
+    with writer_held() as go:
+        saver.save(3, (live, values))
+        for group in live.values():
+            for tensor in group.values():
+                tensor.zero_()
+        values["progress"]["step"] = 4
+        assert not list(tmp_path.glob("step_*"))
+        go.set()
+        saver.wait()
+    assert equal(state(3), read(tmp_path / "step_00000003"))
+
+
+def test_a_save_waits_for_the_one_before_it_and_uses_its_memory_again(tmp_path: Path) -> None:
+    saver = Saver(Checkpoints(tmp_path, keep=9))
+    with writer_held() as go:
+        saver.save(1, state(1))
+        Timer(0.2, go.set).start()
+        saver.save(2, state(2))
+        assert equal(state(1), read(tmp_path / "step_00000001"))
+        saver.wait()
+    grown = state(3)
+    grown[0]["model"]["layer.weight"] = torch.ones(50, 3)
+    grown[0]["more"], grown[1]["more"] = {"empty": torch.empty(0, 2), "strided": torch.arange(6).view(2, 3).t()}, {}
+    saver.save(3, grown)
+    saver.wait()
+    assert equal(state(2), read(tmp_path / "step_00000002")) and equal(grown, read(tmp_path / "step_00000003"))
+
+
+def test_what_the_writer_ran_into_is_raised_once_at_the_next_look_the_next_save_or_the_end(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    saver = Saver(Checkpoints(tmp_path / "checkpoints"))
+
+    def ended() -> Saver:
+        saver.save(1, state(1))
+        assert saver._thread is not None
+        saver._thread.join()
+        return saver
+
+    for act in (Saver.check, Saver.wait, lambda saver: saver.save(2, state(2))):
+        with pytest.raises(UserError, match="cannot save the checkpoint of step 1"):
+            act(ended())
+        saver.check()
+    with pytest.raises(UserError, match="cannot save the checkpoint of step 1"), saver:
+        ended()
+    with pytest.raises(UserError, match="cannot save the checkpoint of step 1"), saver:
+        ended()
+        raise Stopped("on request")
+    with pytest.raises(RuntimeError, match="something else") as caught, saver:
+        ended()
+        raise RuntimeError("something else")
+    assert "cannot save the checkpoint of step 1" in caught.value.__notes__[0]
+
+
+def test_the_log_is_on_the_disk_before_a_checkpoint_gets_its_name(tmp_path: Path) -> None:
+    named: list[list[str]] = []
+    with Saver(Checkpoints(tmp_path), lambda: named.append(names(tmp_path))) as saver:
+        saver.save(1, state(1))
+    assert [name.startswith(".writing-step_00000001") for name in named[0]] == [True]
+    full = UserError("cannot write metrics.jsonl: No space left on device")
+
+    def fail() -> None:
+        raise full
+
+    with pytest.raises(UserError, match=r"metrics\.jsonl"), Saver(Checkpoints(tmp_path), fail) as saver:
+        saver.save(2, state(2))
+    assert names(tmp_path) == ["last", "step_00000001"]
+
+
+def test_what_saving_costs_is_told_with_the_next_window_only(tmp_path: Path) -> None:
+    options = {"train__steps": 22, "train__evaluate": "never", "observe__every": 5, "checkpoint__every": "10 steps"}
+    run = train(tmp_path / "run", **options)
+    told = dict(history(run.path / "metrics.jsonl", "time/saving_seconds"))
+    assert set(told) == {15, 22}  # what the saves at 10 and 20 cost; nothing follows the last one
+    assert all(0 < seconds < 60 for seconds in told.values())
+
+
+def test_a_training_whose_checkpoint_could_not_be_written_ends_at_the_next_boundary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, tensors: dict[str, Tensor]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_write_tensors", full)
+    options = {"train__steps": 999, "train__epochs": None, "train__evaluate": "never", "observe__every": 5}
+    with pytest.raises(UserError, match="cannot save the checkpoint of step 500"):
+        train(tmp_path / "run", checkpoint__every="500 steps", **options)
+    assert 500 <= history(tmp_path / "run" / "metrics.jsonl", "train/loss")[-1][0] < 999
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("free", [None, 0], ids=["cloned on the device", "no room for a clone"])
+def test_a_state_on_a_device_is_staged_as_it_was_when_the_stream_came_there(
+    free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if free is not None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 0))
+    saver = Saver(Checkpoints(tmp_path, keep=9))
+    live, values = state(1)
+    live = {part: {name: tensor.cuda() for name, tensor in group.items()} for part, group in live.items()}
+    live["optimizer"]["on the host"] = torch.tensor(5.0)
+    live["model"]["large"] = torch.zeros(2048, 2048, device="cuda")
+    for step in (1, 2, 3):
+        for _ in range(50):  # the copy must come behind this and before what follows
+            live["model"]["large"].add_(1)
+        saver.save(step, (live, values))
+        live["model"]["large"].mul_(2)
+    saver.wait()
+    expected = 0.0
+    for step in (1, 2, 3):
+        expected += 50
+        found = read(tmp_path / f"step_{step:08d}")[0]
+        assert bool((found["model"]["large"] == expected).all()), step
+        assert found["optimizer"]["on the host"] == 5 and torch.equal(
+            found["model"]["mask"], state(1)[0]["model"]["mask"]
+        )
+        expected *= 2
+
+
+def test_the_writer_gets_no_signals_and_does_not_keep_a_process_alive(tmp_path: Path) -> None:
+    saver = Saver(Checkpoints(tmp_path))
+    masks: list[Any] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with writer_held() as go:
+        saver._sync_log = lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        saver.save(1, state(1))
+        assert saver._thread is not None and saver._thread.daemon
+        with pytest.raises(KeyboardInterrupt), saver:
+            raise KeyboardInterrupt  # does not wait for the writer, which is held
+        go.set()
+        saver.wait()
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD} <= masks[0]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_a_process_forked_while_a_checkpoint_is_written_has_nothing_to_wait_for(tmp_path: Path) -> None:
+    saver = Saver(Checkpoints(tmp_path))
+    with writer_held() as go, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads at any fork
+        saver.save(1, state(1))
+        child = multiprocessing.get_context("fork").Process(target=saver.wait)
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0
+        go.set()
+        saver.wait()
+    assert equal(state(1), read(tmp_path / "step_00000001"))
+
+
 WRITER = """
 import os, shutil, sys
 from pathlib import Path
@@ -308,7 +538,7 @@ def little_room(num_bytes: int) -> Iterator[None]:
 def test_a_disk_without_room_is_a_clear_error_and_what_is_there_stays(num_bytes: int, tmp_path: Path) -> None:
     checkpoints, path = two(tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    with little_room(num_bytes), pytest.raises(UserError, match=r"cannot save the checkpoint of step 3.*are intact"):
+    with little_room(num_bytes), pytest.raises(UserError, match=r"of step 3 in .*: File too large\. .*are intact"):
         checkpoints.save(3, ({"model": {"w": torch.zeros(5000)}}, {"model": {}}))
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
     assert names(tmp_path) == ["last", "step_00000001", "step_00000002"]

@@ -1,7 +1,8 @@
 """Checkpoints: a directory of safetensors and JSON with a manifest, written aside, synced and renamed.
 
     step_00000400/
-      manifest.json      format, step, size and sha256 of every other file, hashes of the weights and of itself
+      manifest.json      format, step, size and sha256 of every other file, hashes of the weights and of itself,
+                         and whether it was the best so far
       state.json         everything that is not a tensor
       <part>.safetensors one file for each part of the state registry that has tensors
 
@@ -11,15 +12,19 @@ A directory with a valid manifest is complete: it got its name only after all it
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from isoscale.engine.staging import Staged, Staging
 from isoscale.engine.state import weights_sha256
 from isoscale.errors import UserError
 
@@ -38,6 +43,10 @@ class CheckpointError(UserError):
     """A checkpoint that cannot be used, and why."""
 
 
+class NewerFormat(CheckpointError):
+    """A checkpoint that only a newer isoscale can read: not damaged, and not to be trained over."""
+
+
 class Checkpoints:
     """The checkpoints of a run, in one folder, with the pointers `last` and `best`."""
 
@@ -47,38 +56,53 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, step: int, state: State, best: bool = False) -> Path:
-        """Write a checkpoint whole or not at all, then move the pointers and drop old ones."""
+        """Write a checkpoint of a live state in this thread."""
+        return self.write(step, Staging().stage(*state), best)
+
+    def write(self, step: int, state: Staged, best: bool = False, sync_log: Callable[[], None] = lambda: None) -> Path:
+        """Write a checkpoint whole or not at all, then move the pointers and drop old ones.
+
+        `sync_log` brings to the disk what the checkpoint relies on; that happens before it gets its name.
+        """
         final = self.folder / f"step_{step:08d}"
         aside = self.folder / f".writing-{final.name}-{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
-            _write(aside, step, state)
-            if final.exists():  # the same step again, after a restart: equal bytes, but perhaps a damaged copy
-                final.rename(self.folder / f".replaced-{final.name}-{os.getpid()}")
-            aside.rename(final)
-            _sync_folder(self.folder)
-            self._sweep()
-            self._point("last", final)
-            if best:
-                self._point("best", final)
+            _write(aside, step, state, best)
+            sync_log()
+            self._name(aside, final)
+            self._point_to(final, best)
             self._drop_old(final)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(aside, ignore_errors=True)
             raise UserError(
-                f"cannot save the checkpoint of step {step} in {self.folder}: {getattr(error, 'strerror', error)}. "
+                f"cannot save the checkpoint of step {step} in {self.folder}: {_reason(error)}. "
                 "The checkpoints already there are intact; make room or fix the permissions, then start the same "
                 "command again"
             ) from error
+        finally:
+            with suppress(OSError):
+                self._sweep(str(os.getpid()))
         return final
 
     def newest(self, say: Callable[[str], None] = lambda text: None) -> tuple[Path, State] | None:
-        """The newest checkpoint that is whole, read and verified; says so when a newer one had to be passed over."""
+        """The newest checkpoint that is whole, read and verified; says so when a newer one had to be passed over.
+
+        What a killed writer left undone is done now: the pointers are moved, and its leftovers removed.
+        """
+        self._put_back()
         for path in self._all():
             try:
-                return path, read(path)
+                state = read(path)
+            except NewerFormat:
+                raise
             except CheckpointError as error:
                 say(f"checkpoint {path.name} is damaged and passed over: {error}")
+                continue
+            with suppress(OSError):  # what may only be read is still read
+                self._point_to(path, read_manifest(path).get("best", False))
+                self._sweep()
+            return path, state
         return None
 
     def find(self, name: str) -> Path:
@@ -97,7 +121,21 @@ class Checkpoints:
     def _all(self) -> list[Path]:
         return sorted((path for path in self.folder.glob("step_*") if path.is_dir()), reverse=True)
 
+    def _name(self, aside: Path, final: Path) -> None:
+        """Give a written checkpoint its name, from where on it counts."""
+        if final.exists():  # the same step again, after a restart; perhaps a damaged copy
+            final.rename(self.folder / f".replaced-{final.name}-{os.getpid()}")
+        aside.rename(final)
+        _sync_folder(self.folder)
+
+    def _point_to(self, newest: Path, best: bool) -> None:
+        self._point("last", newest)
+        if best:
+            self._point("best", newest)
+
     def _point(self, name: str, target: Path) -> None:
+        if (self.folder / name).is_symlink() and os.readlink(self.folder / name) == target.name:
+            return
         link = self.folder / f".{name}-{os.getpid()}"
         link.unlink(missing_ok=True)
         link.symlink_to(target.name)
@@ -109,16 +147,28 @@ class Checkpoints:
         spared = {self.pointed("best"), self.pointed("last")}
         for path in [path for path in self._all() if path.name <= newest.name][self.keep :]:
             if path.resolve() not in spared:
-                doomed = path.rename(self.folder / f".dropped-{path.name}-{os.getpid()}")
-                shutil.rmtree(doomed, ignore_errors=True)
+                self._drop(path)
 
-    def _sweep(self) -> None:
-        """Remove what killed writers left."""
-        for pattern in (".writing-*", ".dropped-*", ".replaced-*"):
-            for path in self.folder.glob(pattern):
+    def _drop(self, path: Path) -> None:
+        doomed = path.rename(self.folder / f".dropped-{path.name}-{os.getpid()}")
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _put_back(self) -> None:
+        """A writer that failed or was killed between two renames leaves a checkpoint without its name."""
+        for path in self.folder.glob(".replaced-*"):
+            final = self.folder / path.name.removeprefix(".replaced-").rpartition("-")[0]
+            if not final.exists():
+                with suppress(OSError):
+                    path.rename(final)
+
+    def _sweep(self, writer: str = "*") -> None:
+        """Remove what failed and killed writers left, or what one of them did."""
+        self._put_back()
+        for kind in ("writing", "dropped", "replaced"):
+            for path in self.folder.glob(f".{kind}-*-{writer}"):
                 shutil.rmtree(path, ignore_errors=True)
-        for pattern in (".last-*", ".best-*"):
-            for path in self.folder.glob(pattern):
+        for name in ("last", "best"):
+            for path in self.folder.glob(f".{name}-{writer}"):
                 path.unlink(missing_ok=True)
 
 
@@ -128,30 +178,51 @@ def read(path: Path) -> State:
     try:
         for name, expected in manifest["files"].items():
             _verify(path / name, expected)
-        values = json.loads((path / _STATE).read_text())
+        values = _read_json(path / _STATE)
         files = [name for name in manifest["files"] if name.endswith(".safetensors")]
+        # safetensors itself holds the shapes and places in a header against the length of the file
         tensors = {name.removesuffix(".safetensors"): load_file(path / name) for name in files}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from None
     return _upgraded(manifest["format"], (tensors, values))
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint."""
+    """The manifest of a checkpoint; its hash of itself is made alike in every format."""
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-        number, names, seal = int(manifest["format"]), list(manifest["files"]), manifest["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _refuse_links(path / _MANIFEST)
+        manifest = _read_json(path / _MANIFEST)
+        sealed = manifest["sha256"] == _seal(manifest)
+        number = int(manifest["format"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path / _MANIFEST} cannot be read: {error}") from None
-    if any(Path(name).name != name for name in names):
-        raise CheckpointError(f"{path}: the manifest names a file outside of the checkpoint")
-    if number > FORMAT:
-        raise CheckpointError(
-            f"{path} has checkpoint format {number}, and this isoscale reads up to {FORMAT}: install a newer one"
-        )
-    if seal != _seal(manifest):
+    if not sealed:
         raise CheckpointError(f"{path / _MANIFEST} is not what was written: its sha256 differs")
-    return dict(manifest)
+    if number > FORMAT:
+        raise NewerFormat(
+            f"{path} has checkpoint format {number}, and this isoscale reads up to {FORMAT}: install a newer one, or "
+            "move that folder away to go on from an older checkpoint"
+        )
+    if number < 1:
+        raise CheckpointError(f"{path} has checkpoint format {number}, which there never was")
+    _check_files(path, manifest.get("files"))
+    return {**manifest, "format": number}
+
+
+def _check_files(path: Path, files: Any) -> None:
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
+        raise CheckpointError(f"{path / _MANIFEST} names no files with their sizes and hashes")
+    if any(Path(name).name != name for name in files):
+        raise CheckpointError(f"{path}: the manifest names a file outside of the checkpoint")
+    if _STATE not in files:
+        raise CheckpointError(f"{path}: the manifest names no {_STATE}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds a {type(found).__name__}, expected names and values")
+    return found
 
 
 def read_weights(path: Path, average: bool = True) -> dict[str, Tensor]:
@@ -169,38 +240,42 @@ def _upgraded(number: int, state: State) -> State:
     return state
 
 
-def _write(folder: Path, step: int, state: State) -> None:
+def _write(folder: Path, step: int, state: Staged, best: bool) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    tensors, values = state
-    for part, group in tensors.items():
+    for part, group in state.tensors.items():
         if group:
-            save_file(_on_host(group), folder / _file(part))
-    (folder / _STATE).write_text(json.dumps(values, indent=1))  # a metric may be NaN, which Python reads back
+            _write_tensors(folder / f"{part}.safetensors", group)
+    (folder / _STATE).write_text(state.values)
+    _write_manifest(folder, step, state, best)
+    _sync_files(folder)
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    save_file(tensors, path)
+
+
+def _write_manifest(folder: Path, step: int, state: Staged, best: bool) -> None:
     manifest = {
         "format": FORMAT,
         "step": step,
-        "weights_sha256": weights_sha256(_weights(tensors)),
+        "best": best,
+        "weights_sha256": weights_sha256(_weights(state.tensors)),
         "files": {path.name: _fingerprint(path) for path in sorted(folder.iterdir())},
     }
     (folder / _MANIFEST).write_text(json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1))
+
+
+def _sync_files(folder: Path) -> None:
     for path in folder.iterdir():
         _sync_file(path)
     _sync_folder(folder)
 
 
-def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as safetensors takes them: none may share its memory with another."""
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        copy = tensor.detach().cpu().contiguous()
-        storage = copy.untyped_storage()
-        if storage.data_ptr() in seen or storage.nbytes() != copy.nbytes:
-            copy = copy.clone()
-        seen.add(copy.untyped_storage().data_ptr())
-        found[name] = copy
-    return found
+def _reason(error: Exception) -> str:
+    """What the operating system says; safetensors tells only the number in its own words."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return os.strerror(int(number[1])) if number else str(getattr(error, "strerror", None) or error)
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
@@ -211,10 +286,6 @@ def _seal(manifest: Mapping[str, Any]) -> str:
 
 def _weights(tensors: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
     return {**tensors.get(MODEL, {}), **tensors.get("average", {})}
-
-
-def _file(part: str) -> str:
-    return f"{part}.safetensors"
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -234,12 +305,18 @@ def _blocks(path: Path) -> Iterator[bytes]:
             yield block
 
 
+def _refuse_links(path: Path) -> None:
+    if path.exists() and not S_ISREG(path.lstat().st_mode):
+        raise CheckpointError(f"{path} is not a plain file; a checkpoint holds no links to files elsewhere")
+
+
 def _verify(path: Path, expected: dict[str, Any]) -> None:
+    _refuse_links(path)
     if not path.exists():
         raise CheckpointError(f"{path} is missing")
-    if path.stat().st_size != expected["bytes"]:
-        raise CheckpointError(f"{path} has {path.stat().st_size} bytes instead of {expected['bytes']}")
-    if _sha256(path) != expected["sha256"]:
+    if path.stat().st_size != expected.get("bytes"):
+        raise CheckpointError(f"{path} has {path.stat().st_size} bytes instead of {expected.get('bytes')}")
+    if _sha256(path) != expected.get("sha256"):
         raise CheckpointError(f"{path} is not what was written: its sha256 differs")
 
 

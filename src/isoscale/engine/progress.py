@@ -62,7 +62,7 @@ class LogState:
         self._log = log
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Its bytes, all on the disk."""
+        """Its bytes; whoever writes the checkpoint brings them to the disk first."""
         return {}, {"bytes": self._log.position() if self._log else 0}
 
     def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:

@@ -30,11 +30,15 @@ class MetricLog:
                 self._file.flush()
 
     def position(self) -> int:
-        """The length in bytes of what is now safely on disk."""
+        """The length in bytes of what was handed to the operating system."""
         with failures_in_words(self._path):
             self._file.flush()
-            os.fsync(self._file.fileno())
             return os.fstat(self._file.fileno()).st_size
+
+    def sync(self) -> None:
+        """Bring all that was handed to the operating system to the disk; may be called from any thread."""
+        with failures_in_words(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Write what is left and close the file."""
