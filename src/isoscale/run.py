@@ -1,12 +1,14 @@
 """A run: what a training left behind, to look at and to use."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from isoscale.engine.checkpoint import read_manifest, read_weights
+from isoscale.engine.lock import is_held
 from isoscale.engine.run_directory import ROOT, RunDirectory
 from isoscale.engine.state import copy_weights
 from isoscale.errors import UserError
@@ -71,8 +73,21 @@ class Run:
 
     @property
     def status(self) -> str:
-        """running, done, stopped or failed."""
-        return str(self.record.get("status", "unknown"))
+        """running, done, stopped, failed, or killed: it could not say how it ended."""
+        status = str(self.record.get("status", "unknown"))
+        return "killed" if status == "running" and not is_held(self.path) else status
+
+    @property
+    def message(self) -> str | None:
+        """Why it ended before its end, and for one that was killed how to go on."""
+        if self.status != "killed":
+            return self.record.get("message")
+        path = str(self.path)
+        return "it ended without a word; go on from its last checkpoint: " + (
+            f"isoscale.Trainer(recipe, run={path!r}).fit(task, data)"
+            if self.record.get("given")
+            else f"isoscale train --run {shlex.quote(path)}"
+        )
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -147,8 +162,9 @@ class Run:
         return {
             "path": str(self.path),
             "name": record.get("name"),
-            "status": record.get("status", "unknown"),
-            **{key: record.get(key) for key in ("epoch", "step", "num_steps", "best", "message", "started", "seconds")},
+            "status": self.status,
+            **{key: record.get(key) for key in ("epoch", "step", "num_steps", "best", "started", "seconds")},
+            "message": self.message,
             "metrics": self.metrics,
             "weights_sha256": self._weights_sha256(),
         }

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from isoscale.engine.lock import RunLock
 from isoscale.errors import UserError
 from isoscale.study.compare import compare, find_runs
 from isoscale.study.table import text
@@ -150,8 +151,10 @@ def test_the_table_says_what_is_wrong_with_a_run(make):
     make("good", rows("val/loss", [2.0, 0.5]) + rows("val/f1", [0.1, 0.2]), LOSS)
     make("bad", [], LOSS, status="failed", message="a loss or gradient became NaN\nand more", step=23)
     make("new", [], LOSS, status="running")
-    shown = text(compare(["good", "bad", "new"], to="val/loss=0.1"))
-    assert "\nbad failed: a loss or gradient became NaN\nnew has logged nothing yet\n" in shown
+    make("gone", [], LOSS, status="running")
+    with RunLock(Path("new"), str):
+        shown = text(compare(["good", "bad", "new", "gone"], to="val/loss=0.1"))
+    assert "\nbad failed: a loss or gradient became NaN\nnew has logged nothing yet\ngone killed: it ended" in shown
     assert "\ngood  done        40  8.0 s  cpu\nbad   failed   23/40  " in shown
     assert "\ngood  0.5000       20  0.5000\nbad        –        –       –\n" in shown
     assert "\nuntil val/loss is 0.1000 or less\nrun   step         time\ngood  not reached     –\n" in shown

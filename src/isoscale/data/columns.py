@@ -103,3 +103,10 @@ class ColumnSource:
         """The samples at `indices`, read from the files."""
         rows = indices.numpy()
         return {name: torch.from_numpy(column.take(rows)) for name, column in self.columns.items()}
+
+    def locate(self, index: int) -> str:
+        """The files that a sample is in, and its row there."""
+        from isoscale.data.formats.views import place
+
+        places = (place(column, index) for column in self.columns.values())
+        return " and ".join(dict.fromkeys(f"{file}, row {row}" for file, row in places))

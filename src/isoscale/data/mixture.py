@@ -15,7 +15,8 @@ from torch import Tensor
 from isoscale.data.batches import Batch, BatchPlan
 from isoscale.data.feed import Feed, Part, Slot
 from isoscale.data.hashing import derive_key, fold
-from isoscale.data.sources import ROLES, Source, Sources, as_source, is_vectorised, nbytes
+from isoscale.data.shards import Share
+from isoscale.data.sources import ROLES, Source, Sources, as_source, is_vectorised, locate, nbytes
 from isoscale.errors import UserError
 
 AUTO_SIZE = 32
@@ -57,6 +58,11 @@ class Mixture:
         if len(which) != 1:
             raise UserError(f"samples of the systems {which.tolist()} have shapes of their own and make no batch")
         return self.systems[which[0]].fetch(indices - int(self.starts[which[0]]))
+
+    def locate(self, index: int) -> str:
+        """Where a sample is, for people."""
+        system = int(np.searchsorted(self.starts, index, "right")) - 1
+        return f"system {system}, {locate(self.systems[system], index - int(self.starts[system]))}"
 
 
 class Systems(Sources):
@@ -213,6 +219,11 @@ class MixturePlan:
         self.batch_size = max(plan.batch_size for plan in plans)
         self.num_micro, self.num_shards = plans[0].num_micro, plans[0].num_shards
 
+    @property
+    def smallest(self) -> int:
+        """Samples of the smallest batch of any system."""
+        return min(plan.smallest for plan in self.plans)
+
     def limited(self, limit: int) -> "MixturePlan":
         """The same with at most `limit` batches an epoch."""
         return MixturePlan(self.plans, self._draws, limit)
@@ -231,6 +242,10 @@ class MixturePlan:
         """Samples that the steps before this one have seen."""
         counts = self._draws.counts(step)
         return sum(plan.samples_before(int(count)) for plan, count in zip(self.plans, counts, strict=True))
+
+    def share(self, size: int) -> Share:
+        """What this rank takes of a batch of `size` rows."""
+        return self.plans[0].share(size)
 
     def place(self, step: int) -> int:
         """How far training has come, in samples."""

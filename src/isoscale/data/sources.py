@@ -32,10 +32,14 @@ class TensorSource:
 
     is_rows = True
 
-    def __init__(self, tensors: Batch, classes: Sequence[str] | None = None) -> None:
-        """A dict, list or tuple of tensors or arrays, one row a sample; `classes` names what labels stand for."""
+    def __init__(self, tensors: Batch, classes: Sequence[str] | None = None, name: str = "") -> None:
+        """A dict, list or tuple of tensors or arrays, one row a sample.
+
+        `classes` names what labels stand for, and `name` is the file that the rows were read from.
+        """
         self.tensors = _as_tensors(tensors)
         self.classes = classes
+        self._name = name
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(self.tensors)}
         if len(lengths) != 1:
             raise UserError(f"every tensor needs one row a sample, but the numbers of rows are {sorted(lengths)}")
@@ -48,6 +52,10 @@ class TensorSource:
     def fetch(self, indices: Tensor) -> Batch:
         """The rows at `indices`."""
         return map_tensors(self.tensors, lambda tensor: tensor.index_select(0, indices))
+
+    def locate(self, index: int) -> str:
+        """Where a sample is, for people."""
+        return f"{self._name}, row {index}" if self._name else f"sample {index}"
 
 
 class Subset:
@@ -70,6 +78,10 @@ class Subset:
     def fetch(self, indices: Tensor) -> Batch:
         """The samples at `indices` of the subset."""
         return self.source.fetch(self.indices[indices])
+
+    def locate(self, index: int) -> str:
+        """Where a sample is, for people."""
+        return locate(self.source, int(self.indices[index]))
 
 
 class DatasetSource:
@@ -113,6 +125,12 @@ def as_source(data: Any, collate: Callable[[list[Any]], Batch] | None = None) ->
         f"cannot read samples from {type(data).__name__}: give a source (`__len__` and `fetch`), "
         "a map-style torch Dataset, or a dict or tuple of tensors"
     )
+
+
+def locate(source: Source, index: int) -> str:
+    """Where a sample is, for people: file and row where the source knows, else its number there."""
+    known = getattr(source, "locate", None)
+    return str(known(index)) if known is not None else f"sample {index}"
 
 
 def is_vectorised(source: Source) -> bool:
@@ -214,7 +232,7 @@ class Arrays(Sources):
 
     def __init__(self, path: str, split: dict[str, float | int] | None = None, split_seed: int = 0) -> None:
         """Read `path`; the task decides which array is what (`input`, `target` by default)."""
-        whole = TensorSource(_read_npz(Path(path)))
+        whole = TensorSource(_read_npz(Path(path)), name=path)
         parts = split_source(whole, split or {"train": 0.8, "val": 0.1, "test": 0.1}, split_seed)
         super().__init__(parts.train, parts.val, parts.test, whole)
 

@@ -47,18 +47,18 @@ class Facts:
 
     @property
     def status(self) -> str:
-        """running, done, stopped, failed or damaged."""
-        return "damaged" if self.damage else str(self.record.get("status", "unknown"))
+        """running, done, stopped, failed, killed or damaged."""
+        return "damaged" if self.damage else self.run.status
 
     @property
     def message(self) -> str:
         """Why it ended before its end, in one or more lines."""
-        return self.damage or str(self.record.get("message") or "")
+        return self.damage or str(self.run.message or "")
 
     @property
-    def is_running(self) -> bool:
-        """Whether its record still waits for an end."""
-        return self.status == "running"
+    def has_no_end(self) -> bool:
+        """Whether its record still waits for an end, because it is running or was killed."""
+        return self.status in ("running", "killed")
 
     @property
     def last(self) -> Point | None:
@@ -68,7 +68,7 @@ class Facts:
     @property
     def step(self) -> int | None:
         """How far it came; while it runs, as far as it has logged."""
-        if self.is_running or "step" not in self.record:
+        if self.has_no_end or "step" not in self.record:
             return self.last.step if self.last else None
         return int(self.record["step"])
 
@@ -80,7 +80,7 @@ class Facts:
     @property
     def seconds(self) -> float | None:
         """Of training, over all starts."""
-        if self.is_running or "seconds" not in self.record:
+        if self.has_no_end or "seconds" not in self.record:
             return self.last.seconds if self.last else None
         return float(self.record["seconds"])
 

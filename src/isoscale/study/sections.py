@@ -20,8 +20,7 @@ def header(facts: Facts) -> Markup:
     """Name, status, and why it ended where it did."""
     record = facts.record
     started = str(record.get("started", ""))[:16].replace("T", " ")
-    # A run that was killed cannot say so, and is called running for ever.
-    heard = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.heard)) if facts.is_running and facts.heard else ""
+    heard = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.heard)) if facts.has_no_end and facts.heard else ""
     entries = (("recipe", record.get("name")), ("started", started), ("last heard of", heard))
     words = " · ".join(f"{label} {text}" for label, text in entries if text)
     return element(

@@ -128,7 +128,7 @@ def _messages(runs: Sequence[Facts]) -> list[str]:
     """Why runs failed, and which have nothing to show yet."""
     lines = []
     for facts in runs:
-        if facts.status in ("failed", "damaged"):
+        if facts.status in ("failed", "damaged", "killed"):
             reason = facts.message.partition("\n")[0] or "no reason was recorded"
             lines += textwrap.wrap(f"{facts.label} {facts.status}: {reason}", _room(), subsequent_indent=GAP)
         elif not facts.curves:

@@ -49,6 +49,10 @@ class LmdbSource:
             samples = [self._sample(transaction, self._keys[index]) for index in indices.tolist()]
         return {name: self._stacked(samples, name) for name in samples[0]}
 
+    def locate(self, index: int) -> str:
+        """The record of a sample."""
+        return f"{self._path}, record {self._keys[index].decode()}"
+
     def _sample(self, transaction: Any, key: bytes) -> dict[str, Any]:
         try:
             sample = loads(transaction.get(key))

@@ -1,0 +1,82 @@
+"""Two starts into one directory: the second is refused while the first trains, and goes on once it is gone."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from isoscale import Run
+from isoscale.engine.lock import NAME
+from tests.helpers import QUIET, cli, command
+
+pytestmark = pytest.mark.slow
+
+LONG = ["train", "--run", "run", "train.epochs=5000", "checkpoint.every=20 steps", "observe.every=10",
+        *(f"{key}={value}" for key, value in QUIET.items())]  # fmt: skip
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A training that has begun and saved."""
+    process = subprocess.Popen(command(*LONG), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run/checkpoints/last").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_second_start_is_refused_and_the_first_goes_on(first: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    second = cli(*LONG, cwd=tmp_path)
+    assert second.returncode == 2 and "Traceback" not in second.stderr
+    assert f"run is in use: process {first.pid} on " in second.stderr and "--run DIR" in second.stderr
+    assert first.poll() is None
+    assert Run(tmp_path / "run").status == "running"
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60) == 75
+    assert not (tmp_path / "run" / NAME).exists()
+
+
+def test_after_a_kill_it_is_shown_as_killed_and_the_next_start_goes_on_at_once(
+    first: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    first.kill()
+    first.wait()
+    shown = cli("runs", "show", "run", cwd=tmp_path).stdout
+    assert "killed" in shown and "go on from its last checkpoint: isoscale train --run run" in shown
+    listed = cli("runs", "list", ".", "--json", cwd=tmp_path)
+    assert [run["status"] for run in json.loads(listed.stdout)] == ["killed"]
+    log = tmp_path / "run/log.txt"
+    size = log.stat().st_size
+    again = subprocess.Popen(command(*LONG), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while "has ended without a word" not in log.read_text()[size:]:
+        assert again.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    while Run(tmp_path / "run").status != "running":
+        assert again.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    again.kill()
+    again.wait()
+
+
+def test_a_run_on_another_host_is_refused_while_it_lives(first: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "run" / NAME
+    first.kill()
+    first.wait()
+    there = {**json.loads(path.read_text()), "host": "node17", "machine": "another"}
+    second = subprocess.Popen(command(*LONG), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while second.poll() is None:
+        there["beats"] += 1
+        with path.open("r+b", buffering=0) as file:
+            file.write(json.dumps(there).encode().ljust(os.fstat(file.fileno()).st_size))
+        time.sleep(0.3)
+    assert second.returncode == 2
+    assert second.stderr and f"process {first.pid} on node17 trains there" in second.stderr.read()
