@@ -43,8 +43,8 @@ def train(
     With `run`, the run in that directory is continued if there is one. With `profile`, it is shown where time went.
     """
     session = open_session(recipe, overrides, run, profile=profile).train()
-    assert session.directory is not None
-    return Run(session.directory.path)
+    assert session.where is not None
+    return Run(session.where)
 
 
 def develop(
@@ -80,8 +80,8 @@ class Trainer:
         """
         given = Given(task, task if data is None else data)
         session = open_session(self._recipe, self._overrides, self._run, given).train()
-        assert session.directory is not None
-        return Run(session.directory.path, task, data)
+        assert session.where is not None
+        return Run(session.where, task, data)
 
 
 class _Application:

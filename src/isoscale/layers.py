@@ -75,7 +75,7 @@ def _two_samples(recipe: Recipe, precision: Precision) -> Batch:
     """Training samples as the network sees them."""
     transforms = [instantiate(transform) for transform in recipe.data.transforms]
     settings = Settings(seed=recipe.seed, data=recipe.data)
-    role = RoleMaker(instantiate(data_spec(recipe.data)), settings, _CPU).train(1, 1)
+    role = RoleMaker(instantiate(data_spec(recipe.data)), settings, _CPU).train()
     return sample(role.source, 2, transforms, _CPU.device, precision.dtype)
 
 

@@ -4,32 +4,39 @@ import gc
 import shutil
 import traceback
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from contextlib import closing, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from isoscale.breakdown import explain
 from isoscale.data.hashing import derive_key
+from isoscale.engine import accelerator as accelerators
 from isoscale.engine.checkpoint import State
-from isoscale.engine.evaluate import evaluate
+from isoscale.engine.journal import NotFinite
+from isoscale.engine.lock import NAME as LOCK
+from isoscale.engine.lock import RunLock
 from isoscale.engine.profile import Profile
-from isoscale.engine.roles import RoleMaker, fingerprint
+from isoscale.engine.roles import fingerprint
 from isoscale.engine.run_directory import RunDirectory, command_line, provenance
 from isoscale.engine.settings import Decisions, Settings
+from isoscale.engine.sharing import told
 from isoscale.engine.show import look
 from isoscale.engine.trainer import Trainer as Engine
-from isoscale.errors import Stopped, UserError
+from isoscale.errors import PeerFailed, Stopped, UserError
 from isoscale.observe.console import Console
 from isoscale.observe.events import Ended, Observer, Started
 from isoscale.observe.loggers.background import Background
 from isoscale.observe.metric_log import MetricLog
 from isoscale.observe.observers import Observers
-from isoscale.observe.profile import profile_lines
+from isoscale.observe.profile import profile_lines, rank_lines
 from isoscale.observe.tensorboard import TensorBoard
 from isoscale.observe.text_log import TextLog
+from isoscale.parallel import world
+from isoscale.parallel.ranks import ALONE, Ranks
 from isoscale.recipe.compare import describe, differences, harmful
 from isoscale.recipe.components import data_spec, instantiate, task_spec
 from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved
@@ -39,7 +46,13 @@ from isoscale.recipe.tree import flat
 from isoscale.summary import continue_command, end_rows, next_commands, start_rows
 from isoscale.weights import start_from
 
+MOST_ROLLBACKS = 20
+"""A training that goes back more often is not helped by it."""
 SOURCE_TYPES = str | Path | dict[str, Any] | None
+
+
+class _WentBack(Stopped):
+    """The training goes on from the last checkpoint: nothing that others need to hear of."""
 
 
 @dataclass
@@ -63,6 +76,11 @@ class Session:
     """Metrics on the test data, measured where nothing is saved."""
     profile: bool = False
     """Whether to measure where the time goes."""
+    ranks: Ranks = ALONE
+    where: Path | None = None
+    """The directory of the run, also on ranks that do not write to it; None: nothing is saved."""
+    _waits: list[float] = field(default_factory=list, init=False)
+    """Seconds that each rank waited for others, where that is measured."""
     _loggers: list[Background] = field(default_factory=list, init=False)
 
     @property
@@ -80,17 +98,27 @@ class Session:
         )  # fmt: skip
 
     def train(self) -> "Session":
-        """Train to the end, or to where someone asks to stop."""
-        record = self.directory.read() if self.directory else {}
-        decided = self._decided(record)
+        """Train to the end, or to where someone asks to stop; nobody else may train in the directory meanwhile."""
+        timeout = self.recipe.parallel.timeout
+        with world.guarded(on_abort=lambda why: self._record(status="failed", message=why), timeout=timeout):
+            with RunLock(self.directory.path, self.notes.append) if self.directory else nullcontext():
+                while not self._start():
+                    pass  # it went back to the last checkpoint
+            self.ranks.any(False, "the end of all ranks")  # who goes on from here finds the run complete
+        return self
+
+    def _start(self) -> bool:
+        """Train from the last checkpoint on; False when it has to be done again from there."""
+        record, decided = self.ranks.tell(self._remembered() if self.ranks.is_first else None, "the record of the run")
         threads, generator = torch.get_num_threads(), torch.get_rng_state()
         loggers = build_loggers(self.recipe.observe.loggers) if self.directory else []  # or says what is missing
         if self.directory and not record:
             self.directory.create(self.loaded.to_yaml())
             self.directory.update(**provenance(command_line()), name=self.loaded.name, seed=self.recipe.seed)
-        observers = Observers([Console(self.recipe.observe.level, self.recipe.observe.format)])
+        first = [Console(self.recipe.observe.level, self.recipe.observe.format)] if self.ranks.is_first else []
+        observers = Observers(first)
         try:
-            self._train(observers, record, decided, loggers)
+            return self._train(observers, record, decided, loggers)
         finally:
             torch.set_num_threads(threads)
             torch.set_rng_state(generator)  # or else every network made after a training would start equal
@@ -99,49 +127,85 @@ class Session:
                     logger.close()  # while the console can still say what was not sent
             if decided.device == "cuda":
                 gc.collect()  # a captured graph that is freed later, in a process forked from this one, would abort it
-        return self
 
-    def _decided(self, record: dict[str, Any]) -> Decisions:
-        """What was decided at the first start, or is decided now."""
+    def _remembered(self) -> tuple[dict[str, Any], Decisions]:
+        """The record of the run, and what was decided at its first start, or is decided now."""
+        record = self.directory.read() if self.directory else {}
         if "decided" not in record:
-            return Decisions.make(self.settings)
+            return record, Decisions.make(self.settings, self.ranks.world)
         try:
-            return Decisions.from_dict(record["decided"])
+            return record, Decisions.from_dict(record["decided"])
         except (KeyError, TypeError) as error:
             raise UserError(f"{self.directory and self.directory.record} is damaged: decided: {error}") from None
 
     def _train(
         self, observers: Observers, record: dict[str, Any], decided: Decisions, loggers: Sequence[Observer]
-    ) -> None:
+    ) -> bool:
         if self.directory:
             observers.add(TextLog(self.directory.log))
         for note in self.notes:
             observers.note(note)
-        state = self._saved_state(observers)
+        state = told(self._saved_state(observers), self.ranks)
         metric_log = self._open_logs(observers, state)
         self._open_loggers(observers, loggers)
-        self.engine = engine = Engine(self.settings, decided, observers, self.directory, metric_log, self.profile)
+        self.engine = engine = Engine(
+            self.settings, decided, observers, self.directory, metric_log, self.profile, self.ranks,
+            self.where is not None,
+        )  # fmt: skip
+        engine.rolled_back = [(first, last) for first, last in record.get("rolled_back", [])]
         try:
-            task, data, transforms = self._build()
-            engine.prepare(task, data, transforms, self._load_initial_weights if state is None else None)
-            self._check_data(record)
-            if state is not None:
-                engine.restore(state)
-            self._begin(observers, state is not None)
-            engine.fit()
-            if self.directory is None:
-                self.tested = self.evaluate("test")
+            with world.guarded():  # here, so that what is written down is the reason on whichever rank
+                self._fit(observers, record, state)
+        except _WentBack:
+            engine.release()
+            return False
         except Stopped as stopped:
             self._end(observers, "stopped", str(stopped))
             raise
         except BaseException as error:
             if engine.started or not record:  # a start that was refused leaves the record of the run alone
-                self._fail(observers, error)
+                with suppress(OSError):  # a full disk would hide what went wrong
+                    self._fail(observers, error)
             engine.release()
             if not record and self.directory and not engine.started:
                 shutil.rmtree(self.directory.path, ignore_errors=True)  # nothing was earned yet: leave no litter
             raise
         self._end(observers, "done", "")
+        return True
+
+    def _fit(self, observers: Observers, record: dict[str, Any], state: State | None) -> None:
+        engine = self.engine
+        task, data, transforms = self._build()
+        engine.prepare(task, data, transforms, self._load_initial_weights if state is None else None)
+        self._check_data(record)
+        if state is not None:
+            engine.restore(state)
+        self._begin(observers, state is not None)
+        try:
+            engine.fit()
+        except NotFinite as error:  # on all ranks alike
+            if self.recipe.train.nan == "rollback":
+                self._go_back(error)
+            if self.ranks.is_first:
+                explain(self, observers, error)
+            self.ranks.any(False, "the diagnosis of rank 0")
+            raise
+        if engine.profile is not None:
+            self._waits = self.ranks.hear(engine.profile.seconds("waiting"), "how long every rank waited")
+        if self.where is None:
+            self.tested = self.evaluate("test")
+
+    def _go_back(self, error: NotFinite) -> None:
+        """Leave out what is not finite from the last checkpoint up to here, and say so; unless that did not help."""
+        windows = self.engine.rolled_back
+        if (windows and error.step <= windows[-1][1]) or len(windows) >= MOST_ROLLBACKS or self.where is None:
+            return
+        saved = self.engine.progress.saved_at
+        if self.directory:
+            self.directory.update(rolled_back=[*windows, (saved, error.step)])
+        self.notes = [f"not finite between step {error.since} and step {error.step}: goes back to step {saved} and "
+                      "leaves out such steps"]  # fmt: skip
+        raise _WentBack from error
 
     def _saved_state(self, observers: Observers) -> State | None:
         if self.directory is None:
@@ -159,8 +223,11 @@ class Session:
         """metrics.jsonl and TensorBoard, cut back to where the checkpoint was written."""
         if self.directory is None:
             return None
-        written = state[1]["log"]["bytes"] if state else 0
-        step = state[1]["progress"]["step"] if state else 0
+        try:
+            written = state[1]["log"]["bytes"] if state else 0
+            step = state[1]["progress"]["step"] if state else 0
+        except (KeyError, TypeError) as error:
+            raise UserError(f"the checkpoint does not fit this run: it lacks {error}") from None
         metric_log = MetricLog(self.directory.metrics, written)
         observers.add(metric_log)
         if self.recipe.observe.tensorboard:
@@ -192,10 +259,24 @@ class Session:
             init = InitFrom(run=init) if isinstance(init, str) else init
             start_from(init, task, self.engine.observers.note)
 
+    def another_engine(
+        self, settings: Settings, decided: Decisions, observers: Observers, state: State | None, keep: bool = False
+    ) -> Engine:
+        """An engine like the run's own that writes nothing: in a given state, or at the beginning.
+
+        With `keep`, a task that was given in Python begins with the weights that it has now.
+        """
+        self.engine = engine = Engine(settings, decided, observers)
+        task, data, transforms = self._build()
+        begin = _leave_weights if keep else self._load_initial_weights
+        engine.prepare(task, data, transforms, begin if state is None else None)
+        if state is not None:
+            engine.restore(state)
+        return engine
+
     def _check_data(self, record: dict[str, Any]) -> None:
         """The data of a continued run must be what it was."""
-        roles = {"train": self.engine.train, "val": self.engine.val}
-        found = {name: fingerprint(role.source) for name, role in roles.items() if role is not None}
+        found = fingerprints(self.engine)
         before = record.get("data")
         if before is not None and before != found:
             changed = sorted(name for name in {**before, **found} if before.get(name) != found.get(name))
@@ -206,19 +287,31 @@ class Session:
         engine = self.engine
         if continued and self.directory:
             self.directory.create(self.loaded.to_yaml())  # nothing refuses its changes any more
+        self._first_step, self._seconds_before = engine.progress.step, engine.progress.seconds
+        if not self.ranks.is_first:
+            return
         self._record(status="running", decided=engine.decided.as_dict(), num_steps=engine.plan.num_steps,
                      device=engine.parts.accelerator.description,
                      given=type(self.given.task).__qualname__ if self.given else None)  # fmt: skip
+        self._record(starts=self._starts())
         name, where = self.loaded.name, str(self.directory.path) if self.directory else ""
         rows = start_rows(self)
         plan = engine.plan
         layers = look(engine.parts).layers
-        self._record(layers=[asdict(layer) for layer in layers])
-        self._first_step, self._seconds_before = engine.progress.step, engine.progress.seconds
+        if self.ranks.backend == "gloo" and not self.ranks.alone and engine.parts.accelerator.kind != "cpu":
+            observers.note("several ranks share a device: sums over ranks go through the host, over Gloo", "warning")
+        self._record(layers=[asdict(layer) for layer in layers], ranks=self.ranks.world, hosts=list(self.ranks.hosts))
         if continued and engine.progress.step >= plan.num_steps:
             observers.note(f"this run is complete: all its {plan.num_steps:,} steps are done")
         observers.notify(Started(name, where, rows, engine.progress.step, plan.num_steps,
                                  plan.batches.steps_per_epoch, flat(self.loaded.values), layers))  # fmt: skip
+
+    def _starts(self) -> list[dict[str, int]]:
+        """From which steps on the run was so long and logged so often; what a later start did anew does not count."""
+        engine = self.engine
+        before = self.directory.read().get("starts", []) if self.directory else []
+        own = {"step": engine.progress.step, "num_steps": engine.plan.num_steps, "every": self.recipe.observe.every}
+        return [*(start for start in before if start["step"] < own["step"]), own]
 
     def _fail(self, observers: Observers, error: BaseException) -> None:
         """Write down what went wrong; after a second Ctrl-C, say how to go on."""
@@ -228,7 +321,7 @@ class Session:
                 observers.note(f"go on from the last checkpoint: {continue_command(self)}")
             return
         message = str(error)
-        if not isinstance(error, UserError):
+        if not isinstance(error, UserError | PeerFailed):
             message = f"{type(error).__name__}: {error}"
             observers.note("".join(traceback.format_exception(error)).rstrip(), "debug")  # for log.txt
             if self.directory and self.directory.checkpoints().pointed("last"):
@@ -236,6 +329,8 @@ class Session:
         self._end(observers, "failed", message)
 
     def _end(self, observers: Observers, status: Any, message: str) -> None:
+        if not self.ranks.is_first:
+            return
         engine = self.engine
         progress = engine.progress
         best = getattr(engine, "best", None)
@@ -262,7 +357,8 @@ class Session:
         self._record(profile=[asdict(action) for action in actions])
         trace = self.directory.trace if self.directory else None
         written = [f"trace of some steps, for ui.perfetto.dev: {trace}"] if trace and trace.exists() else []
-        observers.note("\n".join(["where the time went", *profile_lines(actions), *written]))
+        of_ranks = rank_lines(self._waits, profile.travelled, profile.exposed)
+        observers.note("\n".join(["where the time went", *profile_lines(actions), *of_ranks, *written]))
 
     def _record(self, **values: Any) -> None:
         if self.directory is not None and self.directory.path.is_dir():
@@ -282,13 +378,21 @@ class Session:
         """Metrics of the engine's present weights on another role's data; empty if there is none."""
         engine = self.engine
         data = self.given.data if self.given else instantiate(data_spec(self.recipe.data))
-        role = RoleMaker(data, self.settings, engine.parts.accelerator).evaluation(
-            role_name, self.settings.train.limit_test_batches
-        )
+        role = engine.role(data, role_name, self.settings.train.limit_test_batches)
         if role is None:
             return {}
         with engine.parts.precision.applied():
-            return evaluate(engine.parts.forward(role_name, engine.loss_weights), role.feed, role.plan)
+            return engine.evaluate(role_name, role)
+
+
+def _leave_weights(task: nn.Module) -> None:
+    pass
+
+
+def fingerprints(engine: Engine) -> dict[str, str]:
+    """Short hashes of the data that an engine reads, by role."""
+    roles = {"train": engine.train, "val": engine.val}
+    return {name: fingerprint(role.source) for name, role in roles.items() if role is not None}
 
 
 def _peak_memory(engine: Engine) -> int | None:
@@ -300,14 +404,32 @@ def open_session(
     source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None = None, save: bool = True,
     profile: bool = False,
 ) -> Session:  # fmt: skip
-    """Find the run that is meant, or plan a new one."""
+    """Find the run that is meant, or plan a new one; where several ranks train together, the first one does it."""
+    ranks = world.join(accelerators.find().kind)
+    if ranks.alone:
+        session = _opened(source, overrides, run, given, save, profile)
+        session.where = session.directory.path if session.directory else None
+        return session
+    with world.guarded():
+        found = _opened(source, overrides, run, given, save, profile) if ranks.is_first else None
+        loaded, where = ranks.tell(found and (found.loaded, found.directory and found.directory.path), "the recipe")
+        if loaded.recipe.train.device == "cpu":
+            ranks = replace(ranks, backend="gloo")
+        session = found or Session(loaded, None, given=given, profile=profile)
+        session.ranks, session.where = ranks, where
+    return session
+
+
+def _opened(
+    source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None, save: bool, profile: bool
+) -> Session:
     directory = RunDirectory(Path(run)) if run is not None else None
     check = given is None
     if directory is not None and directory.exists:
         return _continued(source, overrides, directory, given, profile)
     if directory is not None and directory.path.exists() and not directory.path.is_dir():
         raise UserError(f"{directory.path} is a file, and a run needs a directory; choose another one with --run DIR")
-    if directory is not None and directory.path.exists() and any(directory.path.iterdir()):
+    if directory is not None and directory.path.exists() and {path.name for path in directory.path.iterdir()} - {LOCK}:
         raise UserError(f"{directory.path} is not empty and holds no run; choose another directory with --run DIR")
     loaded = load_recipe(source, overrides, check_components=check)
     if not save:

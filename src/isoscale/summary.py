@@ -7,6 +7,7 @@ from isoscale.data.quality import describe_windows
 from isoscale.data.window_order import WindowOrder
 from isoscale.engine.memory import size
 from isoscale.observe.text import duration, number, plain_number
+from isoscale.parallel import environment
 
 if TYPE_CHECKING:
     from isoscale.engine.trainer import Trainer as Engine
@@ -22,6 +23,7 @@ def start_rows(session: "Session") -> list[tuple[str, str]]:
     val = f", {len(engine.val.source):,} validation" if engine.val else ""
     return [
         ("device", parts.accelerator.description),
+        *_ranks(session),
         ("precision", parts.precision.name),
         ("program", _program(engine)),
         ("model", f"{type(getattr(parts.task, 'model', parts.task)).__name__}, {count:,} parameters"),
@@ -31,6 +33,17 @@ def start_rows(session: "Session") -> list[tuple[str, str]]:
         ("length", f"{counted(num_steps, 'step')}, {counted(num_steps / plan.steps_per_epoch, 'epoch')}"),
         ("seed", str(recipe.seed)),
     ]
+
+
+def _ranks(session: "Session") -> list[tuple[str, str]]:
+    """How many processes train together, and how their gradients are added."""
+    ranks = session.ranks
+    if ranks.alone:
+        return []
+    hosts = len(set(ranks.hosts))
+    on = f" on {hosts} hosts" if hosts > 1 else ""
+    through = {"nccl": "NCCL", "xccl": "XCCL"}.get(ranks.backend, "Gloo")
+    return [("ranks", f"{ranks.world}{on}, {session.engine.decided.reduce} reduction over {through}")]
 
 
 def _order(engine: "Engine") -> list[tuple[str, str]]:
@@ -92,8 +105,14 @@ def continue_command(session: "Session") -> str:
     return (
         f"isoscale.Trainer(recipe, run={path!r}).fit(task, data)"
         if session.given
-        else f"isoscale train --run {shlex.quote(path)}"
+        else f"isoscale train --run {shlex.quote(path)}{_devices(session)}"
     )
+
+
+def _devices(session: "Session") -> str:
+    """The option that starts as many ranks again, where it was that which started them."""
+    local = not session.ranks.alone and environment.find().launcher == environment.Local.name
+    return f" --devices {session.ranks.world}" if local else ""
 
 
 def longer(session: "Session") -> str:

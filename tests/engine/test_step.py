@@ -297,7 +297,7 @@ def test_running_statistics_in_tree_are_the_mean_over_the_shards(size: int, num_
     task, batch = Loss(LOSSES["mean"][0], normed()), samples(size)
     plan = BatchPlan(size, size, num_shards=num_shards)
     hidden = task.model[0](batch["input"]).detach()  # type: ignore[index]
-    shards = [hidden[start:stop] for ranges in plan.parts(size) for start, stop in ranges]
+    shards = [hidden[start:stop] for ranges in plan.share(size).parts for start, stop in ranges]
     take(task, batch, 1, num_shards)
     norm = task.model[1]  # type: ignore[index]
     means_of = torch.stack([shard.mean(0) for shard in shards]).mean(0)
@@ -337,7 +337,7 @@ def test_a_gradient_that_is_not_finite_latches_and_no_later_step_touches_the_wei
     before = [parameter.detach().clone() for parameter in task.parameters()]
     for number in range(2):
         step(feed.parts(number), number, number, 0.1, {}, number)
-    assert float(step.latch) == 1
+    assert float(step.soundness.latch) == 1
     assert all(torch.equal(*pair) for pair in zip(before, task.parameters(), strict=True))
     assert step.average is not None
     assert all(torch.equal(*pair) for pair in zip(before, step.average.state()[0].values(), strict=True))

@@ -104,7 +104,7 @@ class Moment:
 
 
 def find(kind: str = "auto") -> Accelerator:
-    """The device of a kind, or the best one there is."""
+    """The device of a kind, or the best one there is; of several, the one that is this rank's."""
     available = [name for name in KINDS if _is_available(name)]
     if kind == "auto":
         kind = available[0]
@@ -112,7 +112,9 @@ def find(kind: str = "auto") -> Accelerator:
         raise UserError(
             f"train.device is {kind}, but this machine offers {', '.join(available)}; use train.device=auto"
         )
-    return Accelerator(torch.device(kind, 0) if kind in ("cuda", "xpu") else torch.device(kind))
+    if kind in ("cuda", "xpu"):
+        return Accelerator(torch.device(kind, getattr(torch, kind).current_device()))
+    return Accelerator(torch.device(kind))
 
 
 def _is_available(kind: str) -> bool:

@@ -28,6 +28,7 @@ from isoscale.engine.stage import Stage
 from isoscale.engine.state import ModuleState, Registry
 from isoscale.engine.step import Forward, Step
 from isoscale.errors import UserError
+from isoscale.parallel.reduction import Reducer
 
 Say = Callable[[str], None]
 
@@ -81,11 +82,11 @@ def place(task: nn.Module, accelerator: Accelerator, precision: Precision, tree:
 
 def assemble(
     task: Any, train: Role, settings: Settings, decided: Decisions, num_steps: int, transforms: Sequence[Any],
-    view: lightning.TrainerView, say: Say,
+    view: lightning.TrainerView, say: Say, reducer: Reducer,
 ) -> Assembly:  # fmt: skip
     """Build everything; `say` takes lines that the user should know."""
     try:
-        return _assemble(task, train, settings, decided, num_steps, transforms, view, say)
+        return _assemble(task, train, settings, decided, num_steps, transforms, view, say, reducer)
     except BaseException:
         lightning.detach(task)
         raise
@@ -93,7 +94,7 @@ def assemble(
 
 def _assemble(
     task: Any, train: Role, settings: Settings, decided: Decisions, num_steps: int, transforms: Sequence[Any],
-    view: lightning.TrainerView, say: Say,
+    view: lightning.TrainerView, say: Say, reducer: Reducer,
 ) -> Assembly:  # fmt: skip
     found = accelerators.find(decided.device)
     precision = Precision(decided.precision, found.kind)
@@ -113,14 +114,17 @@ def _assemble(
     optimizers = configured.optimizers if configured else _optimizers(task, settings, decided)
     view.optimizers = optimizers
     average = Average(task, settings.train.ema) if settings.train.ema is not None else None
+    metrics = MetricStates(task, stage.metrics, reducer.ranks)
     for name, part in (("model", ModuleState(task)), ("optimizer", OptimizerState(optimizers, names)),
-                       ("recorder", stage.recorder), ("metrics", MetricStates(task, stage.metrics)), ("schedule", rate),
-                       ("average", average), ("configured", configured)):  # fmt: skip
+                       ("recorder", stage.recorder), ("metrics", metrics), ("schedule", rate), ("average", average),
+                       ("configured", configured)):  # fmt: skip
         if part is not None:
             registry.register(name, part)
     forward = Forward(task, stage, transforms, precision)
     assembly = Assembly(task, found, precision, random, registry, rate, train, stage, average, configured, transforms)
-    assembly.program = ProgramMaker(assembly, forward, optimizers, settings, decided, num_steps, view, say).make()
+    assembly.program = ProgramMaker(
+        assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer
+    ).make()
     return assembly
 
 

@@ -17,6 +17,19 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
+def _seconds(value: object) -> object:
+    """ "02:30:00" as seconds; YAML reads such a thing as a number already."""
+    parts = value.split(":") if isinstance(value, str) else []
+    if len(parts) in (2, 3) and all(part.isdigit() for part in parts):
+        return sum(int(part) * 60**place for place, part in enumerate(reversed(parts)))
+    if isinstance(value, str):
+        raise ValueError(f'{value!r} is not a time: write "02:30:00" (hours, minutes, seconds) or a number of seconds')
+    return value
+
+
+Duration = Annotated[float, Field(gt=0), BeforeValidator(_seconds)]
+
+
 class Group(OpenConfig):
     """Parameters that the optimizer treats in their own way. Further keys are arguments of the optimizer."""
 
@@ -123,6 +136,10 @@ class Train(Config):
     """Cut each batch into this many micro-batches in time, to save memory."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """Largest norm of the whole gradient; longer gradients are scaled down to it."""
+    nan: Literal["stop", "skip", "zero", "rollback"] = "stop"
+    """What to do when a loss or gradient is NaN or infinite. stop: end, and say at which step, in which samples and
+    layer. skip: leave out the step. zero: set what is not finite in the gradients to zero, and go on. rollback: go
+    back to the last checkpoint and leave out such steps from there on to where it was noticed."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the weights, which is then evaluated and returned; 0.999 is usual."""
     loss_weights: dict[str, float | LossWeight] = {}
@@ -139,6 +156,9 @@ class Train(Config):
     """Use only so many test batches: a number, or a fraction such as 0.1."""
     overfit_batches: Limit = None
     """Train and validate on the same few batches, to see whether the model can learn at all."""
+    stop_after: Duration | None = None
+    """Save and exit with code 75 when this start has run so long, such as "02:30:00"; a little before, so that the
+    checkpoint is written in time. The end of a Slurm job is such a limit by itself."""
     threads: Positive | Literal["auto"] = "auto"
     """CPU threads for tensor operations; auto takes the cores of the job. Decided at the first start and kept."""
 

@@ -18,6 +18,11 @@ class Average:
         self._live = [parameter.detach() for parameter in module.parameters()]
         self._shadow = [tensor.clone() for tensor in self._live]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The averages."""
+        return self._shadow
+
     def update(self) -> None:
         """Move the average towards the weights, in one operation."""
         torch._foreach_lerp_(self._shadow, self._live, 1 - self.decay)

@@ -15,7 +15,10 @@ from isoscale.engine.recorder import means
 from isoscale.engine.roles import Role
 from isoscale.engine.step import Forward, loss_terms
 from isoscale.engine.task import Task
+from isoscale.engine.together import add_up, agreed_values
 from isoscale.observe.exhibits import Exhibit
+from isoscale.parallel.ranks import ALONE, Ranks
+from isoscale.parallel.reduction import Reducer
 
 
 class Interrupted(Exception):
@@ -25,10 +28,15 @@ class Interrupted(Exception):
 @torch.no_grad()
 @keyed.use(None)  # nothing is random in an evaluation: augmentation leaves its samples alone
 def evaluate(
-    forward: Forward, feed: Feed, plan: Plan, interrupted: Callable[[], bool] = lambda: False
-) -> dict[str, float]:
-    """The means of the losses and metrics of a stage over its data."""
+    forward: Forward, feed: Feed, plan: Plan, interrupted: Callable[[], bool] = lambda: False,
+    reducer: Reducer | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """The means of the losses and metrics of a stage over its data, which ranks share out where there are several.
+
+    A reducer adds what they, or the shards of a batch, have recorded.
+    """
     stage, task = forward.stage, forward.task
+    shards: dict[int, torch.Tensor] = {}
     mode = task.training
     stage.enter()
     stage.recorder.reset()
@@ -40,15 +48,22 @@ def evaluate(
             task.train(mode)
             go_back()
             raise Interrupted
-        for part in (part for shard in feed.parts(batch_idx) for part in shard):
-            terms |= _record_loss(forward, forward(part, batch_idx), part.samples.shape[0])
+        for shard, parts in enumerate(feed.parts(batch_idx)):
+            if parts and reducer is not None:
+                shards[shard] = stage.recorder.begin_shard(shards.get(shard))
+            for part in parts:
+                terms |= _record_loss(forward, forward(part, batch_idx), part.samples.shape[0])
     call_hook(task, f"on_{_NAMES[stage.name]}_epoch_end")
     stage.flush(plan.num_samples)
+    if reducer is not None:
+        terms = add_up(stage, shards, terms, reducer)
     found = means(stage.recorder.read().pairs())
     found.update(stage.take_metrics())
     if terms and "loss" not in found:
         found["loss"] = sum(forward.loss_weights.get(name, 1.0) * found[name] for name in sorted(terms))
     values = {stage.full_name(name): value for name, value in found.items()}
+    if reducer is not None:
+        values = agreed_values(values, bool(shards), reducer.ranks)
     remember(task, values)
     call_hook(task, f"on_{_NAMES[stage.name]}_end")
     task.train(mode)
@@ -90,26 +105,27 @@ def _record_loss(forward: Forward, output: Any, count: int) -> set[str]:
 
 @torch.no_grad()
 @keyed.use(None)
-def predict(forward: Forward, feed: Feed, plan: Plan) -> Any:
-    """The predictions of every sample, in the order of the source, on the host."""
+def predict(forward: Forward, feed: Feed, plan: Plan, ranks: Ranks = ALONE) -> Any:
+    """The predictions of every sample, in the order of the source, on the host; those of all ranks together."""
     forward.stage.enter()
     begin(forward.task, "predict")
     outputs = []
     for batch_idx in range(plan.steps_per_epoch):
-        for part in (part for shard in feed.parts(batch_idx) for part in shard):
-            outputs.append(_to_host(forward(part, batch_idx)))
+        parts = (part for shard in feed.parts(batch_idx) for part in shard)
+        outputs.append([_to_host(forward(part, batch_idx)) for part in parts])
     call_hook(forward.task, "on_predict_epoch_end")
     call_hook(forward.task, "on_predict_end")
     forward.stage.leave()
-    return _joined(outputs)
+    of_ranks = ranks.hear(outputs, "the predictions of all ranks")
+    return _joined([output for batch in zip(*of_ranks, strict=True) for of_rank in batch for output in of_rank])
 
 
-def show_results(forward: Forward, role: Role) -> dict[str, Exhibit]:
+def show_results(forward: Forward, role: Role, ranks: Ranks = ALONE) -> dict[str, Exhibit]:
     """What the task shows of its predictions; nothing where it has nothing to show, at no cost."""
     show = getattr(forward.task, "show_results", None)
     if show is None or getattr(show, "__func__", None) is Task.show_results:
         return {}
-    outputs = predict(forward, role.feed, role.plan)
+    outputs = predict(forward, role.feed, role.plan, ranks)
     return dict(show(role.source, outputs if isinstance(outputs, dict) else {"prediction": outputs}))
 
 

@@ -84,6 +84,10 @@ class GraphedProgram:
         reached = self.run(start, stop - 1, interrupted)
         return self._eager.run(reached, stop, interrupted) if reached == stop - 1 else reached
 
+    def run_eagerly(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """Run every step eagerly."""
+        return self._eager.run(start, stop, interrupted)
+
     def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
         """Replay launches of several steps, and of single ones for the rest."""
         start = self._warm_up(start, stop, interrupted)
@@ -103,12 +107,21 @@ class GraphedProgram:
         end = min(stop, start + NUM_WARMUP - self._warm)
         done = self._eager.run(start, end, interrupted)
         self._warm += done - start
+        reason = None
         generator = torch.cuda.default_generators[self._accelerator.device.index or 0]
         if done > start and generator.get_offset() != 0:
-            self._refuse("the step draws on torch's random generator")
+            reason = "the step draws on torch's random generator"
         if any(not metrics.in_place(metric) for metric in self._step.forward.stage.metrics.values()):
-            self._refuse("the task logs torchmetrics objects that it does not update in place")
+            reason = "the task logs torchmetrics objects that it does not update in place"
+        reason = self._agreed(reason)
+        if reason is not None:
+            self._refuse(reason)
         return done
+
+    def _agreed(self, reason: str | None) -> str | None:
+        """Why any of the ranks cannot capture, so that all do the same."""
+        reasons = self._step.reducer.ranks.hear(reason, "whether the step can be captured")
+        return next((each for each in reasons if each is not None), None)
 
     def _launch(self, number: int, count: int) -> bool:
         """Run the steps of a launch; False if they turned out not to be capturable and ran eagerly.
@@ -137,6 +150,7 @@ class GraphedProgram:
             reason = before.replaced(self._registry)
         except Exception as error:  # whatever a user's step does that a capture does not allow
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        reason = self._agreed(reason)
         if reason is not None:
             torch.cuda.synchronize()
             self._step.recorder.counted, self._step.reseed = counted, reseed
@@ -205,7 +219,7 @@ class GraphedProgram:
         before.restore(self._registry)
         self._step.recorder.counted = counted
         self._eager.run(number, number + count, lambda: False)
-        differs = self._registry.snapshot().difference(replayed)
+        differs = self._agreed(self._registry.snapshot().difference(replayed))
         captured.proven = differs is None
         if differs is None:
             self._proven()

@@ -6,6 +6,7 @@ The names and their order are those of a LightningModule. A hook runs on the hos
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -65,6 +66,12 @@ class HookedStep(Step):
             self._hooks["on_before_backward"](loss)
         self._loss = loss.detach()
         return loss
+
+    def groups(self, terms: Any, weights: Any) -> list[tuple[Tensor, Any]]:
+        """Where several ranks share a batch, the loss of this one's is known now."""
+        groups = super().groups(terms, weights)
+        self._scaled(torch.stack([total / weight for total, weight in groups]).sum())
+        return groups
 
     def _show_old_gradients(self) -> None:
         """Let `on_before_zero_grad` see the gradients of the last step, which are gone already."""

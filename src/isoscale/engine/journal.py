@@ -1,23 +1,35 @@
 """From accumulators on the device to what people see: one read-back a window, handled while the device goes on."""
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from isoscale.engine.accelerator import Accelerator, Moment
 from isoscale.engine.recorder import Reading, means
+from isoscale.engine.soundness import Soundness
 from isoscale.engine.stage import Stage
 from isoscale.errors import UserError
 from isoscale.observe.events import Logged
 from isoscale.observe.observers import Observers
 
+MOST_IN_A_ROW = 50
+"""Steps that may be left out one after the other, because they were not finite, before the training ends."""
+
 
 class NotFinite(UserError):
     """The training broke down: a loss or gradient was NaN or infinite."""
+
+    def __init__(self, since: int, step: int, loss: float) -> None:
+        """It was sound at the step `since`, and at `step` it was not."""
+        self.since, self.step = since, step
+        super().__init__(
+            f"a loss or gradient became NaN or infinite between step {since} and step {step} (mean loss {loss:g}); "
+            "nothing was saved since, what was saved before is good. Try a smaller optimizer.lr, a longer "
+            "schedule.warmup, train.clip=1, or look for bad samples in the data"
+        )
 
 
 @dataclass
@@ -33,12 +45,15 @@ class _Pending:
 class Journal:
     """Reads the accumulators of the training stage and tells the observers."""
 
-    def __init__(self, stage: Stage, observers: Observers, latch: Tensor | None, accelerator: Accelerator) -> None:
-        """A journal of `stage`; `latch` is read along and says whether a gradient was not finite."""
+    def __init__(
+        self, stage: Stage, observers: Observers, soundness: Soundness | None, accelerator: Accelerator
+    ) -> None:
+        """A journal of `stage`; what is known of the soundness of steps is read along."""
         self._accelerator = accelerator
         self._stage = stage
         self._observers = observers
-        self._latch = latch
+        self._flags = (soundness.latch, soundness.count) if soundness is not None else ()
+        self._mended = self._in_a_row = 0
         self._pending: _Pending | None = None
         self._before: dict[str, tuple[float, float]] = {}
         self._last: tuple[int, int] = (0, 0)
@@ -46,6 +61,8 @@ class Journal:
         self._began = accelerator.moment()
         """When the running window began."""
         self._excluded = 0.0
+        self._saving = 0.0
+        """Seconds that the running window has spent on saving."""
         self.rates: list[tuple[int, float]] = []
         """(samples, seconds) of every window of this process, the first one left out: it holds warm-up."""
         self._first = True
@@ -64,10 +81,20 @@ class Journal:
         finally:
             self._excluded += begin.seconds_until(self._accelerator.moment())
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """The same for a checkpoint; what the host spends on it is told with the next window."""
+        with self.excluded():
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                self._saving += time.perf_counter() - begin
+
     def begin(self, step: int, epoch: int, samples: int, extra: dict[str, float]) -> None:
         """Start reading the window that ends at `step`; it is told at the next `flush`, or at once if it is there."""
         self.flush()
-        reading = self._stage.recorder.read(self._latch)
+        reading = self._stage.recorder.read(*self._flags)
         self._pending = _Pending(step, epoch, samples, reading, self._accelerator.moment(), extra)
         if self._pending.reading.arrived:
             self.flush()
@@ -80,26 +107,38 @@ class Journal:
         pairs = pending.reading.pairs()
         values = means(pairs, self._before)
         self._check(pending.step, pending.reading, values)
+        self._tell_mended(pending)
         self._before = pairs
         named = {self._stage.full_name(name): value for name, value in values.items()}
         rate = self._rate(pending)
         self._last = pending.step, pending.samples
         self._observers.notify(Logged(pending.step, pending.epoch, {**named, **pending.extra, **rate}))
 
+    def _tell_mended(self, pending: _Pending) -> None:
+        """Say when steps were skipped, or gradients set to zero, since the last window."""
+        count, self._mended = pending.reading.count - self._mended, pending.reading.count
+        self._in_a_row = self._in_a_row + count if count == pending.step - self._last[0] else 0
+        if self._in_a_row >= MOST_IN_A_ROW:  # the weights themselves are beyond repair: leaving out more is no training
+            raise NotFinite(pending.step - self._in_a_row, pending.step, math.nan)
+        if count:
+            pending.extra["train/not_finite"] = float(count)
+            steps = "a step" if count == 1 else f"{count} steps"
+            self._observers.note(
+                f"{steps} between step {self._last[0]} and step {pending.step} had losses or gradients that were NaN "
+                "or infinite: left out, as train.nan says",
+                "warning",
+            )
+
     def check(self, step: int) -> None:
         """Look at the window that is still running: what is about to be saved must be sound."""
         self.flush()
-        reading = self._stage.recorder.read(self._latch)
+        reading = self._stage.recorder.read(*self._flags)
         self._check(step, reading, means(reading.pairs(), self._before))
 
     def _check(self, step: int, reading: Reading, values: dict[str, float]) -> None:
         loss = values.get("loss", 0.0)
         if reading.flag or not math.isfinite(loss):
-            raise NotFinite(
-                f"a loss or gradient became NaN or infinite between step {self._last[0]} and step {step} "
-                f"(mean loss {loss:g}); nothing was saved since, what was saved before is good. Try a smaller "
-                "optimizer.lr, a longer schedule.warmup, train.clip=1, or look for bad samples in the data"
-            )
+            raise NotFinite(self._last[0], step, loss)
 
     def _rate(self, pending: _Pending) -> dict[str, float]:
         seconds = self._began.seconds_until(pending.moment) - self._excluded
@@ -108,7 +147,9 @@ class Journal:
         if not self._first:
             self.rates.append((samples, seconds))
         self._first = False
-        return {"time/samples_per_second": samples / max(seconds, 1e-9)}
+        saving = {"time/saving_seconds": self._saving} if self._saving else {}
+        self._saving = 0.0
+        return {"time/samples_per_second": samples / max(seconds, 1e-9), **saving}
 
     def end_epoch(self) -> dict[str, float]:
         """The means over the epoch, and start counting anew."""
@@ -128,9 +169,11 @@ class Journal:
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Where the running window began."""
         self.flush()
-        return {}, {"before": {name: list(pair) for name, pair in self._before.items()}, "last": list(self._last)}
+        before = {name: list(pair) for name, pair in self._before.items()}
+        return {}, {"before": before, "last": list(self._last), "mended": self._mended}
 
     def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
         """Take over a state."""
         self._before = {name: (pair[0], pair[1]) for name, pair in values["before"].items()}
         self._last = values["last"][0], values["last"][1]
+        self._mended = values.get("mended", 0)

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from isoscale.engine.loaders import LoadedData
+from isoscale.engine.loaders import LoadedData, prepare_data
 from isoscale.engine.overrides import overrides
 from isoscale.errors import UserError
+from isoscale.parallel.ranks import ALONE, Ranks
 
 _REFUSED_HOOKS = {
     "backward": "set automatic_optimization = False and call self.manual_backward",
@@ -47,9 +48,6 @@ def is_lightning_module(task: Any) -> bool:
 class TrainerView:
     """What a LightningModule sees as `self.trainer`."""
 
-    is_global_zero = True
-    world_size = num_devices = num_nodes = 1
-    global_rank = local_rank = node_rank = 0
     accumulate_grad_batches = 1
     """A batch is the batch of one update here, whatever the micro-batches are."""
     sanity_checking = True
@@ -58,9 +56,17 @@ class TrainerView:
     logger = log_dir = datamodule = None
     loggers: tuple[Any, ...] = ()
 
-    def __init__(self, where: Callable[[], tuple[int, int]], num_steps: int, steps_per_epoch: int) -> None:
+    def __init__(
+        self, where: Callable[[], tuple[int, int]], num_steps: int, steps_per_epoch: int, ranks: Ranks = ALONE
+    ) -> None:
         """`where` tells (epoch, step) between launches."""
         self._where = where
+        self.ranks = ranks
+        self.is_global_zero = ranks.is_first
+        self.world_size, self.global_rank, self.local_rank = ranks.world, ranks.rank, ranks.local_rank
+        self.num_nodes = len(set(ranks.hosts))
+        self.num_devices = ranks.world // self.num_nodes
+        self.node_rank = list(dict.fromkeys(ranks.hosts)).index(ranks.hosts[ranks.rank])
         self.max_steps = self.estimated_stepping_batches = num_steps
         self.num_training_batches = steps_per_epoch
         self.max_epochs = -(-num_steps // steps_per_epoch)
@@ -136,13 +142,17 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None) -> None:
     _set(task, "untoggle_optimizer", lambda optimizer: _untoggle(task))
     _set(task, "clip_gradients", clip_gradients)
     _set(task, "all_gather", lambda data, *arguments, **options: data)
-    _set(task, "print", print)
+    _set(task, "print", print if view.is_global_zero else _say_nothing)
     _set(task, "on_train_start", _after(lambda: setattr(view, "sanity_checking", False), task.on_train_start))
     _set(task, "on_train_epoch_start", _after(view.begin_epoch, task.on_train_epoch_start))
     if loaded is None or loaded.owner is not task:
-        task.prepare_data()
+        prepare_data(task, view.ranks)
         task.setup("fit")
     task.configure_model()
+
+
+def _say_nothing(*words: Any, **options: Any) -> None:
+    """What `self.print` does on all ranks but the first."""
 
 
 def adds_modules(task: Any) -> bool:

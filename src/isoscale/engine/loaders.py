@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from isoscale.data.hashing import derive_key
 from isoscale.data.host_feed import Fetcher, HostFeed
@@ -23,6 +30,7 @@ from isoscale.engine.overrides import overrides
 from isoscale.engine.settings import Settings
 from isoscale.errors import UserError
 from isoscale.observe.machine import usable_cores
+from isoscale.parallel.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from isoscale.engine.roles import Role
@@ -154,6 +162,8 @@ class Loaded:
             sampler = loader.batch_sampler.sampler
             self.shuffle = isinstance(sampler, RandomSampler)
             plain = isinstance(sampler, SequentialSampler) or _is_plain_random(sampler)
+            if isinstance(sampler, DistributedSampler):  # shares out the data set as isoscale does itself
+                plain, self.shuffle = True, sampler.shuffle
             self.sampler: Any = None if plain else sampler
         else:
             self.sampler = FlatSampler(loader.batch_sampler)
@@ -170,9 +180,10 @@ class LoadedData:
     A data module is prepared once, and set up for a stage when a role of that stage is first asked for.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, ranks: Ranks = ALONE) -> None:
         """The loaders that `data` gives, or is."""
         self.owner = data
+        self._ranks = ranks
         self._loaders: dict[str, Loaded | None] = {}
         self._stages: list[str] = []
         if isinstance(data, DataLoader):
@@ -210,7 +221,7 @@ class LoadedData:
         if stage in self._stages:
             return
         if not self._stages:
-            _call(self.owner, "prepare_data")
+            prepare_data(self.owner, self._ranks)
         _call(self.owner, "setup", stage)
         self._stages.append(stage)
 
@@ -218,6 +229,13 @@ class LoadedData:
         """Let the data module clean up after every stage that it was set up for."""
         while self._stages:
             _call(self.owner, "teardown", self._stages.pop())
+
+
+def prepare_data(owner: Any, ranks: Ranks) -> None:
+    """Let a module or data module fetch its files: on one rank of each host, while the others wait."""
+    if ranks.local_rank == 0:
+        _call(owner, "prepare_data")
+    ranks.any(False, "prepare_data on the first rank of each host")
 
 
 def _call(owner: Any, name: str, *arguments: Any) -> None:

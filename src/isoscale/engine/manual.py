@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from isoscale.data.batches import Plan
 from isoscale.engine.config import Train
@@ -14,6 +15,8 @@ from isoscale.engine.recorder import Recorder
 from isoscale.engine.schedules import LearningRate
 from isoscale.engine.step import loss_terms
 from isoscale.errors import UserError
+from isoscale.parallel.buffer import Buffer
+from isoscale.parallel.ranks import Ranks
 
 
 def check(plan: Plan, train: Train, precision: Precision) -> None:
@@ -23,19 +26,64 @@ def check(plan: Plan, train: Train, precision: Precision) -> None:
         (plan.num_shards > 1, "parallel.reduce=tree cuts batches: use parallel.reduce=flat"),
         (train.clip is not None, "train.clip does not reach its gradients: call self.clip_gradients"),
         (bool(train.loss_weights), "train.loss_weights does not reach its loss: weigh it in training_step"),
+        (train.nan != "stop", f"train.nan={train.nan} does not reach its updates: use train.nan=stop"),
         (precision.needs_scaler, "fp16 scales the loss of the engine's own updates: use train.precision=bf16"),
     ):
         if wrong:
             raise UserError(f"the task updates its weights itself (manual optimisation), and {words}")
 
 
+class Together:
+    """Several ranks that share the batches of a task which updates its weights itself.
+
+    The gradients of a rank are of a mean over its share of the batch, and count by its size: they are averaged before
+    each update. What was recorded is added up after each step.
+    """
+
+    def __init__(self, ranks: Ranks, plan: Plan, recorder: Recorder, optimizers: list[Any]) -> None:
+        """Average before the updates of `optimizers`."""
+        if plan.smallest < ranks.world:
+            raise UserError(
+                f"the task updates its weights itself (manual optimisation), and a batch of {plan.smallest} samples "
+                f"does not reach all {ranks.world} ranks; use data.drop_last=true or another data.batch_size"
+            )
+        self._ranks, self._plan, self._recorder = ranks, plan, recorder
+        self._weight = 1.0
+        self._record: Tensor | None = None
+        for optimizer in [] if ranks.alone else optimizers:
+            optimizer.register_step_pre_hook(self._average)
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        if not self._ranks.alone:
+            size = self._plan.size(step)
+            self._weight = self._plan.share(size).count / size
+            self._record = self._recorder.begin_shard()
+
+    def _average(self, optimizer: Any, *arguments: Any) -> None:
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        buffer = Buffer(gradients)
+        buffer.fill([gradient * self._weight for gradient in gradients])
+        for section in buffer.sections:
+            self._ranks.sum_(section, "the gradients of all ranks")
+        torch._foreach_copy_(gradients, buffer.tensors())
+
+    def end(self) -> None:
+        """A step is over."""
+        if self._record is not None:
+            self._ranks.sum_(self._record, "the losses of all ranks")
+            self._recorder.end_shards(self._record)
+            self._record = None
+
+
 def before(
-    rate: LearningRate | None, optimizers: list[Any], before_fetch: Callable[[int], None]
+    rate: LearningRate | None, optimizers: list[Any], before_fetch: Callable[[int], None], together: Together
 ) -> Callable[[int], None]:
     """Before a step, set the recipe's learning rate, unless the task has optimizers of its own (`rate` is None)."""
 
     def before_step(step: int) -> None:
         before_fetch(step)
+        together.begin(step)
         if rate is not None:
             for optimizer in optimizers:
                 set_lr(optimizer, rate(step))
@@ -44,14 +92,16 @@ def before(
 
 
 def after(
-    recorder: Recorder, plan: Plan, average: Average | None, after_step: Callable[[int], None] | None
-) -> Callable[[int, Any], None]:
+    recorder: Recorder, plan: Plan, average: Average | None, after_step: Callable[[int], None] | None,
+    together: Together,
+) -> Callable[[int, Any], None]:  # fmt: skip
     """After a step, record the loss that it returned, if any, and average the weights."""
 
     def told(step: int, output: Any) -> None:
         if isinstance(output, torch.Tensor) or (isinstance(output, dict) and "loss" in output):
-            for name, pair in loss_terms(output, plan.size(step - 1)).items():
+            for name, pair in loss_terms(output, plan.share(plan.size(step - 1)).count).items():
                 recorder.add(name, pair)
+        together.end()
         if average is not None:
             average.update()
         if after_step is not None:

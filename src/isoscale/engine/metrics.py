@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isoscale.parallel.ranks import ALONE, Ranks
+
 
 def is_metric(value: Any) -> bool:
     """Whether this is a torchmetrics object."""
@@ -84,11 +86,18 @@ def _copy(state: Any) -> Any:
     return state.clone() if isinstance(state, Tensor) else list(state)
 
 
+def paths(task: nn.Module, logged: dict[str, Any]) -> dict[str, str]:
+    """Where in a task the metrics are that were logged under these names."""
+    found = {id(module): path for path, module in task.named_modules()}
+    return {name: found[id(metric)] for name, metric in logged.items() if id(metric) in found}
+
+
 class MetricStates:
     """The state of every torchmetrics object below a task."""
 
-    def __init__(self, task: nn.Module, logged: dict[str, Any]) -> None:
+    def __init__(self, task: nn.Module, logged: dict[str, Any], ranks: Ranks = ALONE) -> None:
         """Find the metrics of a task; `logged` holds those of the training stage by the names they are logged under."""
+        self._ranks = ranks
         self._task = task
         self._logged = logged
 
@@ -113,14 +122,30 @@ class MetricStates:
                     tensors[f"{name}/{key}"] = torch.cat([piece.reshape(-1, *piece.shape[1:]) for piece in entry])
         return tensors, values
 
+    def together(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What all ranks have counted; every rank must ask for it."""
+        tensors, values = self.state()
+        if self._ranks.alone or not values:
+            return tensors, values
+        every = self._ranks.hear((tensors, values), "the metrics of all ranks")
+        joined = {}
+        for name, metric in self._metrics():
+            for key, default in metric._defaults.items():
+                pieces = [found[f"{name}/{key}"] for found, _ in every if f"{name}/{key}" in found]
+                if pieces and isinstance(default, Tensor):
+                    joined[f"{name}/{key}"] = metric._reductions[key](torch.stack(pieces))
+                elif pieces:
+                    joined[f"{name}/{key}"] = torch.cat(pieces)
+        return joined, every[0][1]
+
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Take over a state."""
+        """Take over a state; on several ranks, the first one goes on with the counts of all."""
         for name, metric in self._metrics():
             saved = values.get(name, {"count": 0, "logged": [], "shared": {}})
             metric._update_count = saved["count"]
             self._logged.update(dict.fromkeys(saved["logged"], metric))
             for key, default in metric._defaults.items():
                 stored = tensors.get(saved["shared"].get(key, f"{name}/{key}"))
-                if stored is not None:
+                if stored is not None and self._ranks.is_first:
                     loaded = stored.to(metric.device, copy=True)
                     setattr(metric, key, loaded if isinstance(default, Tensor) else [loaded])

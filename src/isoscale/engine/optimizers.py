@@ -169,9 +169,9 @@ class OptimizerState:
         for optimizer in self._optimizers:
             optimizer.state.clear()
         for name, value in {**tensors, **values}.items():
-            number, key, owner = name.split("/", 2)
-            if owner not in parameters:
-                raise UserError(f"the checkpoint's optimizer knows a parameter {owner!r} that the model does not have")
+            number, key, owner = [*name.split("/", 2), "", ""][:3]
+            if owner not in parameters or not number.isdigit() or int(number) >= len(self._optimizers):
+                raise UserError(f"the checkpoint's optimizer knows {name!r}, which is no parameter of the model")
             optimizer, parameter = self._optimizers[int(number)], parameters[owner]
             optimizer.state[parameter][key] = _placed(optimizer, key, value, parameter)
 

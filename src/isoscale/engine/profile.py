@@ -11,16 +11,19 @@ from typing import Any
 
 import torch
 
-from isoscale.engine.accelerator import Accelerator
+from isoscale.engine.accelerator import Accelerator, Moment
 from isoscale.observe.profile import Action
 
 TRACED_FROM = 200
 """The trace begins after so many steps, or half-way through a shorter run: programs have settled by then."""
 TRACED_STEPS = 50
-OF_STEPS = ("data", "forward", "backward", "reduce", "optimizer", "step")
+OF_STEPS = ("data", "forward", "backward", "waiting", "reduce", "communication", "optimizer", "step")
 
 Marks = list[tuple[str, Any]]
 """Events on the device's stream, each with the name of what it ends; the first one begins a step."""
+
+Travels = list[tuple[Moment, Moment]]
+"""When the gradients of a step began to travel, and when they had arrived."""
 
 
 class Profile:
@@ -38,6 +41,9 @@ class Profile:
         self._calls: dict[str, int] = {}
         self._marks: Marks = []
         self._external = False
+        self._travels: list[Travels] = []
+        self.travelled, self.exposed = 0.0, 0.0
+        """Seconds that gradients travelled while others were computed, and how much of it nothing was left to do."""
         self._began = self._last = time.perf_counter()
 
     def start_clock(self) -> None:
@@ -80,9 +86,34 @@ class Profile:
             marks[-1][1].synchronize()
             self._add_marks(marks)
 
+    def moment(self) -> Moment:
+        """Now, by the device's clock."""
+        return self._accelerator.moment()
+
+    def communicated(self, travels: Travels) -> None:
+        """So the gradients of a step travelled while others were computed."""
+        self._travels.append(travels)
+
+    def _settle_travels(self) -> None:
+        """Once the last part of the gradients has begun to travel, nothing is left to hide it."""
+        for travels in self._travels:
+            first = travels[0][0]
+            spans = sorted((first.seconds_until(begin), first.seconds_until(end)) for begin, end in travels)
+            reached = 0.0
+            for begin, end in spans:
+                self.travelled += max(0.0, end - max(begin, reached))
+                reached = max(reached, end)
+            self.exposed += reached - spans[-1][0]
+        self._travels = []
+
+    def seconds(self, name: str) -> float:
+        """How long something was done in total."""
+        return self._seconds.get(name, 0.0)
+
     def settle(self) -> None:
         """Wait for the steps that were issued and add their phases."""
         self._accelerator.synchronize()
+        self._settle_travels()
         self._add_marks(self._marks)
         self._marks = []
 

@@ -16,11 +16,12 @@ from isoscale.engine.batch_hooks import AroundBatch, compiled
 from isoscale.engine.graph import GraphedProgram
 from isoscale.engine.lightning import TrainerView
 from isoscale.engine.loaders import read_dataset
+from isoscale.engine.overlap import Overlap
 from isoscale.engine.programs import EagerProgram, Inputs, ManualProgram, Program
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.step import Forward, Step
 from isoscale.errors import UserError
-from isoscale.parallel.reduction import make_reducer
+from isoscale.parallel.reduction import Reducer
 
 if TYPE_CHECKING:
     from isoscale.engine.assembly import Assembly
@@ -40,6 +41,7 @@ class ProgramMaker:
     num_steps: int
     view: TrainerView
     say: Callable[[str], None]
+    reducer: Reducer
 
     def __post_init__(self) -> None:
         """What every program needs."""
@@ -59,6 +61,10 @@ class ProgramMaker:
         why = self._cannot_capture()
         if "compiled" in self.decided.program:
             self.forward.compute = compiled(self.forward.compute)
+        ranks = self.reducer.ranks
+        if self.decided.reduce == "overlap" and not ranks.alone:
+            self.parts.step.overlap = Overlap(self.parts.task, self.forward.compute, ranks)
+            self.forward.compute = self.parts.step.overlap.module
         if self.decided.program not in ("auto", "graphed", "compiled+graphed"):
             return self._eager()
         if why is None:
@@ -81,10 +87,11 @@ class ProgramMaker:
         manual.check(plan, self.settings.train, parts.precision)
         hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers)
         rate = None if parts.configured else parts.rate
+        together = manual.Together(self.reducer.ranks, plan, parts.train_stage.recorder, self.optimizers)
         return ManualProgram(
             self.forward, parts.random, self._reseed, parts.train.feed, plan,
-            manual.before(rate, self.optimizers, self._before_fetch),
-            manual.after(parts.train_stage.recorder, plan, parts.average, self._after_step),
+            manual.before(rate, self.optimizers, self._before_fetch, together),
+            manual.after(parts.train_stage.recorder, plan, parts.average, self._after_step, together),
         )  # fmt: skip
 
     def _eager(self) -> EagerProgram:
@@ -130,6 +137,9 @@ class ProgramMaker:
         names = hooks.of_updates(parts.task)
         if not parts.accelerator.can_capture:
             return f"{parts.accelerator.kind} devices cannot capture steps"
+        ranks = self.reducer.ranks
+        if not ranks.alone and (self.decided.reduce == "overlap" or ranks.backend == "gloo"):
+            return "sums over ranks cannot be captured with parallel.reduce: overlap, or over Gloo"
         if self._own_lr:
             return "the task configures its own optimizer"
         if not is_vectorised(parts.train.source):
@@ -143,7 +153,7 @@ class ProgramMaker:
         return None
 
     def _step(self) -> Step:
-        parts, section = self.parts, self.settings.parallel
+        parts = self.parts
         scaler = None
         if parts.precision.needs_scaler:
             scaler = torch.amp.GradScaler(parts.accelerator.kind)
@@ -152,10 +162,14 @@ class ProgramMaker:
         hooks.check(parts.task, plan.num_micro * plan.num_shards, parts.precision.needs_scaler)
         make = hooks.HookedStep if hooks.of_updates(parts.task) else Step
         step = make(
-            self.forward, self.optimizers, make_reducer(section.reduce, section.shards), parts.train_stage.recorder,
-            parts.random, self.settings.train.clip, parts.average, scaler, self._reseed, not self._own_lr,
+            self.forward, self.optimizers, self.reducer, parts.train_stage.recorder, parts.random,
+            self.settings.train.clip, parts.average, scaler, self._reseed, not self._own_lr, plan.batch_size,
         )  # fmt: skip
         parts.registry.register("latch", LatchState(step))
+        policy = self.settings.train.nan
+        if policy != "stop" and scaler is not None:
+            raise UserError(f"train.nan is {policy}, but fp16 skips steps in its own way; use train.precision=bf16")
+        step.soundness.choose(policy if policy != "rollback" else "stop")
         return step
 
     def _before_fetch(self, step: int) -> None:
@@ -184,19 +198,21 @@ def reseeder(seed: int, accelerator: Accelerator) -> Callable[[int, int], None]:
 
 
 class LatchState:
-    """The flag that a gradient was not finite."""
+    """Whether a gradient was not finite, and how often that was mended."""
 
     def __init__(self, step: Step) -> None:
         """The latch of `step`."""
         self._step = step
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The flag."""
-        return {"latch": self._step.latch}, {}
+        """The flag, and how many steps were skipped or mended."""
+        return {"latch": self._step.soundness.latch, "count": self._step.soundness.count}, {}
 
     def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
-        """Take over the flag."""
-        self._step.latch.copy_(tensors["latch"])
+        """Take over the flag; earlier versions counted nothing."""
+        self._step.soundness.latch.copy_(tensors["latch"])
+        if "count" in tensors:
+            self._step.soundness.count.copy_(tensors["count"])
 
 
 class ScalerState:

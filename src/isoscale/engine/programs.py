@@ -27,6 +27,9 @@ class Program(Protocol):
     def run_visibly(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
         """The same, but the last step leaves its gradients in the parameters."""
 
+    def run_eagerly(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """The same, but every step is issued anew, because it may do something else than others."""
+
 
 @dataclass
 class Inputs:
@@ -117,7 +120,7 @@ class EagerProgram:
                 self._after_step(number + 1)
         return stop
 
-    run_visibly = run
+    run_visibly = run_eagerly = run
 
 
 def _told(before: Callable[[int], None], parts: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -159,7 +162,7 @@ class ManualProgram:
             if self.profile is not None:
                 self.profile.begin()
             self._before_step(number)
-            part = self._feed.parts(number)[0][0]
+            part = next(part for shard in self._feed.parts(number) for part in shard)
             self._reseed(number, 0)
             self._random.step, self._random.samples = number, part.samples
             self._after_step(number + 1, self._forward(part, number % self._plan.steps_per_epoch))
@@ -167,7 +170,7 @@ class ManualProgram:
                 self.profile("step")  # the task computes, differentiates and updates as it likes
         return stop
 
-    run_visibly = run
+    run_visibly = run_eagerly = run
 
 
 def launches(start: int, stop: int, steps_per_launch: int) -> Iterable[tuple[int, int]]:

@@ -64,9 +64,13 @@ class Recorder:
         self.counted.append(0.0)
         return self._slots[name]
 
-    def begin_shard(self) -> Tensor:
-        """Collect what follows in a tensor of its own, which travels through the reduction with the gradients."""
-        self._shard = torch.zeros_like(self._buffer)
+    def fresh(self) -> Tensor:
+        """Empty accumulators."""
+        return torch.zeros_like(self._buffer)
+
+    def begin_shard(self, accumulators: Tensor | None = None) -> Tensor:
+        """Collect what follows in accumulators of its own, which travel through a reduction."""
+        self._shard = self.fresh() if accumulators is None else accumulators
         return self._shard
 
     def end_shards(self, total: Tensor) -> None:
@@ -74,15 +78,23 @@ class Recorder:
         self._shard = None
         self._buffer.add_(total)
 
+    def know(self, names: list[str]) -> None:
+        """Take over the names of a rank that had samples, where this one had none."""
+        if not self._slots:
+            self._slots = {name: slot for slot, name in enumerate(names)}
+            self.counted = [0.0] * len(names)
+
     def means(self, total: Tensor, names: list[str]) -> dict[str, Tensor]:
         """The means of names in the sum over shards, on the device."""
         means = total[0] / total[1]
         return {name: means[self._slots[name]] for name in names}
 
-    def read(self, flag: Tensor | None = None) -> "Reading":
-        """Start copying the accumulators, and a flag with them, to the host; does not wait for them to arrive."""
+    def read(self, flag: Tensor | None = None, count: Tensor | None = None) -> "Reading":
+        """Start copying the accumulators, a flag and a count with them, to the host; does not wait for them."""
         if flag is not None:
             self._weights[-1].copy_(flag)
+        if count is not None:
+            self._sums[-1].copy_(count)
         return Reading(self.names, list(self.counted), self._buffer)
 
     def reset(self) -> None:
@@ -127,6 +139,12 @@ class Reading:
         """The flag that was read with the accumulators."""
         self._arrive()
         return bool(self._copy[1, -1] != 0)
+
+    @property
+    def count(self) -> int:
+        """The count that was read with the accumulators."""
+        self._arrive()
+        return int(self._copy[0, -1])
 
     def _arrive(self) -> None:
         if self._event is not None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from isoscale.engine.config import Limit
 from isoscale.engine.loaders import LoadedData, SamplerOrder, is_data_module, seeded
 from isoscale.engine.settings import Settings
 from isoscale.errors import UserError
+from isoscale.parallel.ranks import ALONE, Ranks
 
 
 @dataclass
@@ -58,11 +60,20 @@ class Wanted:
 class RoleMaker:
     """Makes the roles of a run from what the user gave as data."""
 
-    def __init__(self, data: Any, settings: Settings, accelerator: Accelerator) -> None:
-        """Data is `Sources`, a LightningDataModule or loader, or anything that `as_source` takes for training."""
+    def __init__(
+        self, data: Any, settings: Settings, accelerator: Accelerator, ranks: Ranks = ALONE, num_shards: int = 1,
+        loader_ranks: int = 1,
+    ) -> None:  # fmt: skip
+        """Data is `Sources`, a LightningDataModule or loader, or anything that `as_source` takes for training.
+
+        Batches are cut into `num_shards` and shared out among the ranks. A loader's batch is that of one rank, and
+        `loader_ranks` of them make a whole one.
+        """
         self._settings = settings
+        self._loader_ranks = loader_ranks
+        self._plan_of = partial(BatchPlan, num_shards=num_shards, rank=ranks.rank, world=ranks.world)
         self._accelerator = accelerator
-        self._loaded = LoadedData(data) if is_data_module(data) else None
+        self._loaded = LoadedData(data, ranks) if is_data_module(data) else None
         roles = all(hasattr(data, role) for role in ("train", "val", "test"))
         self._sources = None if self._loaded else data if roles else Sources(train=data)
 
@@ -73,17 +84,17 @@ class RoleMaker:
         keys = ("batch_size", "shuffle", "drop_last") if self._loaded is not None else ()
         return [f"data.{key}" for key in keys if getattr(section, key) != getattr(plain, key)]
 
-    def train(self, num_micro: int, num_shards: int, decided: Residency = "auto") -> Role:
+    def train(self, num_micro: int = 1, decided: Residency = "auto") -> Role:
         """The training data, in the order of the recipe; `decided` is where it lived at the first start."""
         wanted = self._wanted("train")
         if wanted is None:
             raise UserError("there is no training data")
         if isinstance(wanted.source, Mixture):
             limit = self._settings.train.limit_train_batches
-            return self._mixture(wanted.source, self._settings.seed, limit, num_micro, num_shards, decided)
+            return self._mixture(wanted.source, self._settings.seed, limit, num_micro, decided)
         source = self._overfit(self._subset(wanted.source), wanted.batch_size)
         order = self._order(source, wanted)
-        plan = self._plan(source, wanted, order, self._settings.train.limit_train_batches, num_micro, num_shards)
+        plan = self._plan(source, wanted, order, self._settings.train.limit_train_batches, num_micro)
         return self._role(source, plan, order, decided)
 
     def evaluation(self, name: str, limit: Limit = None) -> Role | None:
@@ -101,11 +112,10 @@ class RoleMaker:
         if wanted.sampler is not None and self._settings.train.overfit_batches is None:
             order = SamplerOrder(wanted.sampler, self._settings.seed)  # it may stand for a part of the dataset
         size = min(self._settings.data.eval_batch_size or wanted.batch_size, order.num_samples)
-        return self._role(wanted.source, limited(BatchPlan(order.num_samples, size), limit), order)
+        return self._role(wanted.source, limited(self._plan_of(order.num_samples, size), limit), order)
 
     def _mixture(
-        self, mixture: Mixture, seed: int | None, limit: Limit, num_micro: int = 1, num_shards: int = 1,
-        decided: Residency = "auto",
+        self, mixture: Mixture, seed: int | None, limit: Limit, num_micro: int = 1, decided: Residency = "auto",
     ) -> Role:  # fmt: skip
         """Batches of several systems: drawn at random for a seed, else one system after the other."""
         section = self._settings.data
@@ -115,7 +125,7 @@ class RoleMaker:
         sizes = system_batch_sizes(mixture, wanted)
         drop_last = section.drop_last and training
         plans = [
-            BatchPlan(len(system), size, drop_last, None, num_micro, num_shards)
+            self._plan_of(len(system), size, drop_last, num_micro=num_micro)
             for system, size in zip(mixture.systems, sizes, strict=True)
         ]
         num_batches_of = [plan.steps_per_epoch for plan in plans]
@@ -161,7 +171,8 @@ class RoleMaker:
             loaded = self._loaded.role(role)
             if loaded is None:
                 return None
-            return Wanted(loaded.source, loaded.batch_size, loaded.shuffle, loaded.drop_last, loaded.sampler)
+            size = loaded.batch_size * self._loader_ranks
+            return Wanted(loaded.source, size, loaded.shuffle, loaded.drop_last, loaded.sampler)
         given = getattr(self._sources, role, None)
         if given is None:
             return None
@@ -195,9 +206,7 @@ class RoleMaker:
             return WindowOrder(len(source), self._settings.seed, blocks.samples_per_block, blocks.blocks_per_window)
         return Order(len(source), self._settings.seed, wanted.shuffle)
 
-    def _plan(
-        self, source: Source, wanted: Wanted, order: Indices, limit: Limit, num_micro: int, num_shards: int
-    ) -> BatchPlan:
+    def _plan(self, source: Source, wanted: Wanted, order: Indices, limit: Limit, num_micro: int) -> BatchPlan:
         if wanted.batch_size > order.num_samples:
             raise UserError(
                 f"data.batch_size is {wanted.batch_size}, but there are only {order.num_samples} training samples; "
@@ -209,7 +218,7 @@ class RoleMaker:
                 f"data.samples_per_epoch is {drawn}, less than one batch (data.batch_size is {wanted.batch_size}); "
                 f"use data.samples_per_epoch={wanted.batch_size} or more"
             )
-        return limited(BatchPlan(drawn, wanted.batch_size, wanted.drop_last, None, num_micro, num_shards), limit)
+        return limited(self._plan_of(drawn, wanted.batch_size, wanted.drop_last, num_micro=num_micro), limit)
 
     def _role(self, source: Source, plan: BatchPlan, order: Indices, decided: Residency = "auto") -> Role:
         residency = self._residency(source, decided)

@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from isoscale._version import __version__
 from isoscale.engine.checkpoint import Checkpoints
@@ -38,7 +40,7 @@ class RunDirectory:
         """A new directory below `runs`, named after the recipe and the time."""
         stem = f"{name.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
         names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
-        return cls(next(ROOT / candidate for candidate in names if not (ROOT / candidate).exists()))
+        return cls(next(ROOT / candidate for candidate in names if _claim(ROOT / candidate)))
 
     @property
     def exists(self) -> bool:
@@ -74,11 +76,26 @@ class RunDirectory:
         write_aside(self.record, json.dumps({**self.read(), **values}, indent=1))
 
 
+def _claim(path: Path) -> bool:
+    """Make a directory that nobody else has: of two who start within one second, each gets its own."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    except OSError:
+        pass  # whoever writes there says why it cannot be
+    return True
+
+
 def write_aside(path: Path, text: str) -> None:
     """Write a file so that a reader never sees half of it."""
     aside = path.with_name(f".{path.name}-{os.getpid()}")
-    aside.write_text(text)
-    aside.replace(path)
+    try:
+        aside.write_text(text)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def provenance(command: list[str]) -> dict[str, Any]:
@@ -86,13 +103,35 @@ def provenance(command: list[str]) -> dict[str, Any]:
     return {
         "isoscale": __version__,
         "python": platform.python_version(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": package_versions(_PACKAGES),
         "host": socket.gethostname(),
         "platform": platform.platform(),
+        "hardware": hardware(),
         "command": command,
+        "folder": os.getcwd(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "code": _code(),
+        "code": code(),
     }
+
+
+def hardware() -> dict[str, str]:
+    """What decides about the last bits of a result besides versions: the processor and the device."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return {"processor": _processor(), "instructions": torch.backends.cpu.get_cpu_capability(), "device": device}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def package_versions(names: Sequence[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    return {name: found for name in names if (found := _version(name))}
 
 
 def _version(name: str) -> str | None:
@@ -102,7 +141,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _code() -> Mapping[str, str] | None:
+def code() -> Mapping[str, str] | None:
     """Commit and uncommitted changes of the git repository around the working directory, if there is one."""
     commit = _git("rev-parse", "HEAD")
     if not commit:

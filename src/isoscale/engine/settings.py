@@ -43,9 +43,13 @@ class Decisions:
     """Why this program, where it was not asked for."""
     residency: Residency = "auto"
     """Where the training data lives; `auto` until its size is known."""
+    reduce: str = "auto"
+    """How gradients are added; `auto` until the size of the model is known."""
+    first_world: int = 1
+    """Ranks of the first start: a loader's batch is that of one of them."""
 
     @classmethod
-    def make(cls, settings: Settings) -> "Decisions":
+    def make(cls, settings: Settings, world: int = 1) -> "Decisions":
         """Resolve what is `auto`; never by rank count, free memory or timing."""
         found = accelerator.find(settings.train.device)
         return cls(
@@ -55,6 +59,8 @@ class Decisions:
             optimizer=choose_path(settings.optimizer.name, found),
             program=settings.train.program,
             residency=settings.data.residency,
+            reduce=settings.parallel.reduce,
+            first_world=world,
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Stage:
         self.recorder = recorder
         self.metrics: dict[str, Any] = {}
         """torchmetrics objects by logged name."""
-        self._tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, Tally] = {}
         self._pending: list[tuple[str, Any, Any]] = []
 
     @property
@@ -88,8 +88,8 @@ class Stage:
     def _count(self, name: str, tally: Tally) -> None:
         if self.name == "train":
             raise UserError(f"log({name!r}): a tally belongs into validation_step and test_step, not into training")
-        before = self._tallies.get(name)
-        self._tallies[name] = Tally(tally.counts if before is None else before.counts + tally.counts, tally.finish)
+        before = self.tallies.get(name)
+        self.tallies[name] = Tally(tally.counts if before is None else before.counts + tally.counts, tally.finish)
 
     def full_name(self, name: str) -> str:
         """`loss` becomes `val/loss`; a name that tells its stage already, such as `val_loss`, stays as it is."""
@@ -99,9 +99,9 @@ class Stage:
     def take_metrics(self) -> dict[str, float]:
         """The values of torchmetrics objects and tallies since the last time, which they forget."""
         values = {}
-        for tally in self._tallies.values():
+        for tally in self.tallies.values():
             values.update({name: float(value) for name, value in tally.finish(tally.counts.cpu()).items()})
-        self._tallies.clear()
+        self.tallies.clear()
         for name, metric in self.metrics.items():
             values.update({name + suffix: value for suffix, value in metrics.compute(metric).items()})
         for metric in self.metrics.values():  # only now: metrics of a collection may share their state

@@ -38,6 +38,11 @@ class Registry:
         states = {name: part.state() for name, part in self._parts.items()}
         return {name: state[0] for name, state in states.items()}, {name: state[1] for name, state in states.items()}
 
+    def together(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Any]]]:
+        """The state of all ranks as one, for a checkpoint: most of it is equal on all, the rest is added up."""
+        states = {name: getattr(part, "together", part.state)() for name, part in self._parts.items()}
+        return {name: state[0] for name, state in states.items()}, {name: state[1] for name, state in states.items()}
+
     def load(self, tensors: Mapping[str, dict[str, Tensor]], values: Mapping[str, dict[str, Any]]) -> None:
         """Restore every part; a part that the saved state does not know, or that nobody asked for, is an error."""
         missing, extra = set(self._parts) - set(values), set(values) - set(self._parts)
@@ -157,5 +162,5 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}\x1f{tensor.dtype}\x1f{tuple(tensor.shape)}\x1f".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

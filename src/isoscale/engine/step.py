@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,18 @@ from isoscale.data.keyed import StepRandom
 from isoscale.engine.ema import Average
 from isoscale.engine.losses import as_pair
 from isoscale.engine.optimizers import plain_step, set_lr
+from isoscale.engine.overlap import Overlap, overlapped
 from isoscale.engine.pairs import Pair
 from isoscale.engine.precision import Precision
 from isoscale.engine.recorder import Recorder
+from isoscale.engine.soundness import Soundness
 from isoscale.engine.stage import Stage
 from isoscale.errors import UserError
+from isoscale.parallel.ranks import Ranks
 from isoscale.parallel.reduction import Reducer
 
+NUM_VOTES = 2
+"""What ranks vote on: to stop, to save."""
 Terms = dict[str, Pair]
 Shards = Sequence[Sequence[Part]]
 
@@ -92,6 +97,27 @@ def check_weights(terms: Terms, weights: Mapping[str, Tensor]) -> None:
         raise UserError(f"train.loss_weights names {name!r}, but the terms of the loss are {', '.join(terms)}")
 
 
+class Found(NamedTuple):
+    """What a step of this rank was made of."""
+
+    num_groups: int
+    """Of loss terms that share a weight; none where this rank had no samples."""
+    used: frozenset[int]
+    """The parameters that got a gradient."""
+    names: list[str]
+    """The terms of the loss."""
+
+
+def agreed(ranks: Ranks, mine: Found) -> Found:
+    """What the ranks that had samples found; they must agree on the loss, and a parameter counts if one reaches it."""
+    every = ranks.hear(mine, "what the loss is made of")
+    found = [each for each in every if each.num_groups]
+    for rank, each in enumerate(every):
+        if each.num_groups and (each.num_groups, each.names) != (found[0].num_groups, found[0].names):
+            raise UserError(f"the loss of {ranks.name(rank)} has the terms {each.names}, others have {found[0].names}")
+    return Found(found[0].num_groups, frozenset().union(*(each.used for each in found)), found[0].names)
+
+
 @dataclass
 class Step:
     """One optimizer update over the shards and micro-batches of a batch."""
@@ -109,20 +135,26 @@ class Step:
     """Seeds torch's generators for (step, part); None inside a capture."""
     plain: bool = False
     """Whether the optimizers are the engine's own, on whose steps nobody listens."""
+    batch_size: int = 1
+    """Of whole batches."""
+    overlap: Overlap | None = None
+    """Adds up gradients while they are computed, instead of the reducer."""
 
     def __post_init__(self) -> None:
         """Find the trainable parameters, and let a non-finite gradient stop every later update."""
         task = self.forward.task
         self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
         device = self.parameters[0].device
-        self.latch = torch.zeros((), dtype=torch.float32, device=device)
-        """1 once a gradient was not finite: fused optimizers then leave the weights alone."""
-        self._one = torch.ones((), dtype=torch.float32, device=device)
-        self._buffers = [buffer for buffer in task.buffers() if self.reducer.num_shards > 1]
+        self.soundness = Soundness(self.optimizers, device, self.scaler is not None)
+        self._all_buffers = [buffer for buffer in task.buffers() if buffer is not None and buffer.is_floating_point()]
+        self._buffers = [buffer for buffer in task.buffers() if self.reducer.apart and self.reducer.num_shards > 1]
+        self.ballot = torch.zeros(NUM_VOTES, dtype=torch.float64, device=device)
+        """What this rank wants all to do; it travels with the gradients."""
+        self.votes = torch.zeros(NUM_VOTES, dtype=torch.float64, device=device)
+        """How many ranks wanted it at the last step."""
+        self._meeting = torch.zeros(1, device=device)
+        self._agreed: Found | None = None
         self._steps = [plain_step(optimizer) if self.plain else optimizer.step for optimizer in self.optimizers]
-        for optimizer in self.optimizers:
-            if optimizer.defaults.get("fused") and self.scaler is None:
-                optimizer.found_inf = self.latch  # type: ignore[attr-defined]
 
     def __call__(
         self, shards: Shards, number: int, batch_idx: int, lr: Any, weights: Mapping[str, Tensor], time: Any
@@ -138,28 +170,40 @@ class Step:
         for parameter in self.parameters:
             parameter.grad = None
         self.random.step = time
-        if len(shards) == 1 and len(shards[0]) == 1:
+        unguarded = self.soundness.policy == "stop"
+        if not unguarded:
+            self.soundness.begin(self._all_buffers, self.average.tensors if self.average else ())
+        if self.overlap is not None:
+            overlapped(self, self.overlap, shards, number, batch_idx, weights)
+        elif unguarded and self.reducer.ranks.alone and len(shards) == 1 and len(shards[0]) == 1:
             self._at_once(shards[0][0], number, batch_idx, weights)
         else:
             self._in_parts(shards, number, batch_idx, weights)
         self._update()
-        self._mark("optimizer")
+        if not unguarded:
+            self.soundness.end()
+        self.mark("optimizer")
 
-    def _mark(self, phase: str) -> None:
+    def mark(self, phase: str) -> None:
+        """A phase of the step is over."""
         if self.forward.mark is not None:
             self.forward.mark(phase)
 
+    def meet(self) -> None:
+        """Where somebody measures, wait for the slowest rank here: that is no communication."""
+        if self.forward.mark is not None and not self.reducer.ranks.alone:
+            self.reducer.ranks.sum_(self._meeting, "the slowest rank")
+            self.mark("waiting")
+
     def _at_once(self, part: Part, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
         """The whole batch in one backward pass, which costs no more than a loop written by hand."""
-        terms = self._terms(part, number, 0, batch_idx)
-        check_weights(terms, weights)
+        terms = self.terms(part, number, 0, batch_idx, weights)
         means = [pair.mean * weights[name] if name in weights else pair.mean for name, pair in terms.items()]
         loss = means[0] if len(means) == 1 else torch.stack(means).sum()
-        self._record(terms)
         if "loss" not in terms:
             self.recorder.add("loss", Pair.of_mean(loss, part.samples.shape[0]))
         self._scaled(loss).backward()
-        self._mark("backward")
+        self.mark("backward")
 
     def _in_parts(self, shards: Shards, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
         """Sums of gradients over parts, divided in the end by the weight of the whole batch.
@@ -168,10 +212,9 @@ class Step:
         one more, because its share of the batch is known only when all parts are done.
         """
         before = [buffer.clone() for buffer in self._buffers]
-        num_groups, shard_index, count = 1, 0, 0
-        size = sum(part.samples.shape[0] for shard in shards for part in shard)
+        names: list[str] = []
         used: set[int] = set()
-        terms: Terms = {}
+        num_groups = 0
         for shard in self.reducer.owned:
             if not shards[shard]:
                 continue
@@ -180,28 +223,41 @@ class Step:
             record = self.recorder.begin_shard()
             sums: list[list[Tensor]] = []
             totals: list[Tensor] = []
+            count = 0
             for micro, part in enumerate(shards[shard]):
-                terms = self._terms(part, number, micro * self.reducer.num_shards + shard, batch_idx)
-                check_weights(terms, weights)
-                self._record(terms)
+                terms = self.terms(part, number, micro * self.reducer.num_shards + shard, batch_idx, weights)
                 count += part.samples.shape[0]
-                used |= _add_part(self.parameters, self._groups(terms, weights, size), sums, totals)
-                self._mark("backward")
-            num_groups, shard_index = len(sums), shard_index + 1
+                used |= _add_part(self.parameters, self.groups(terms, weights), sums, totals)
+                self.mark("backward")
+            first, num_groups, names = num_groups == 0, len(sums), list(terms)
             statistics = [buffer.to(torch.float64, copy=True) for buffer in self._buffers]
-            self.reducer.add(shard, [record, *totals, *(grad for group in sums for grad in group), *statistics])
-        total = self.reducer.total()
-        self._take(total, num_groups, shard_index)
+            head = self.head(count, first)
+            self.reducer.add(shard, [head, record, *totals, *(grad for group in sums for grad in group), *statistics])
+        found = self._agree(Found(num_groups, frozenset(used), names), number)
+        self.meet()
+        self._take(self.reducer.total(lambda: self._like(found)), found, weights)
         for index, parameter in enumerate(self.parameters):
-            if index not in used:  # as in a whole batch, where the optimizer passes over it
+            if index not in found.used:  # as in a whole batch, where the optimizer passes over it
                 parameter.grad = None
-        if "loss" not in terms:
-            means = self.recorder.means(total[0], list(terms))
-            rated = [mean * weights[name] if name in weights else mean for name, mean in means.items()]
-            self.recorder.add("loss", Pair.of_mean(torch.stack(rated).sum(), count))
-        self._mark("reduce")
+        self.mark("reduce" if self.reducer.ranks.alone else "communication")
 
-    def _groups(self, terms: Terms, weights: Mapping[str, Tensor], size: int) -> list[tuple[Tensor, Any]]:
+    def _like(self, found: Found) -> list[Tensor]:
+        """Tensors as ranks with samples send them."""
+        gradients = [parameter.detach() for parameter in self.parameters] * found.num_groups
+        statistics = [buffer.to(torch.float64) for buffer in self._buffers]
+        totals = [self.votes.new_zeros(()) for _ in range(found.num_groups)]
+        return [self.head(0, True), torch.zeros_like(self.recorder.buffer), *totals, *gradients, *statistics]
+
+    def head(self, count: int, first: bool) -> Tensor:
+        """Numbers of shards and of samples, and this rank's votes; on the device without a copy from the host."""
+        head = torch.zeros(2 + NUM_VOTES, dtype=torch.float64, device=self.ballot.device)
+        head[0].fill_(1)
+        head[1].fill_(count)
+        if first and not self.reducer.ranks.alone:
+            head[2:].add_(self.ballot)
+        return head
+
+    def groups(self, terms: Terms, weights: Mapping[str, Tensor]) -> list[tuple[Tensor, Any]]:
         """(weighted sum, weight) of the terms that share a weight.
 
         Only what is the same weight in every part is shared: one tensor, or the number of samples. Numbers of other
@@ -216,32 +272,72 @@ class Step:
         if self.scaler is None:
             return list(groups.values())
         # sums over a batch would overflow in half precision: both sides of the fraction are divided by its size
+        size = self.batch_size
         return [(self._scaled(total / size), weight / size) for total, weight in groups.values()]
 
-    def _take(self, total: list[Tensor], num_groups: int, num_shards: int) -> None:
-        """Turn the reduced sums into gradients, accumulators and running statistics."""
-        count = len(self.parameters)
-        record, weights, rest = total[0], total[1 : 1 + num_groups], total[1 + num_groups :]
-        self.recorder.end_shards(record)
+    def _agree(self, mine: Found, number: int) -> Found:
+        """What the loss is made of and which parameters it reaches must be the same on all ranks; found out once."""
+        ranks = self.reducer.ranks
+        if ranks.alone:
+            return mine
+        if self._agreed is None:
+            self._agreed = agreed(ranks, mine)
+        known = self._agreed
+        same = (mine.num_groups, mine.names) == (known.num_groups, known.names) and mine.used <= known.used
+        if mine.num_groups and not same:  # without samples, this rank has found nothing
+            raise UserError(
+                f"step {number}: the terms of the loss, or the parameters that they reach, are others than at the "
+                "first step; with several ranks they must stay the same"
+            )
+        return known
+
+    def _take(self, total: list[Tensor], found: Found, weights: Mapping[str, Tensor]) -> None:
+        """Turn the reduced sums into gradients, accumulators, running statistics and votes."""
+        count, num_groups = len(self.parameters), found.num_groups
+        head, record, totals, rest = total[0], total[1], total[2 : 2 + num_groups], total[2 + num_groups :]
         groups = [rest[index * count : (index + 1) * count] for index in range(num_groups)]
-        for group, weight in zip(groups, weights, strict=True):
+        for group, weight in zip(groups, totals, strict=True):
             _divide(group, weight)
         for group in groups[1:]:
             torch._foreach_add_(groups[0], group)
         for parameter, gradient in zip(self.parameters, groups[0], strict=True):
             parameter.grad = gradient
+        self.take_record(head, record, found.names, weights)
         for buffer, statistic in zip(self._buffers, rest[num_groups * count :], strict=True):
-            buffer.copy_(statistic / num_shards)
+            buffer.copy_(statistic / head[0])
 
-    def _terms(self, part: Part, number: int, index: int, batch_idx: int) -> Terms:
+    def take_record(self, head: Tensor, record: Tensor, names: list[str], weights: Mapping[str, Tensor]) -> None:
+        """Turn the reduced sums of what was recorded into accumulators, and take the votes that came with them."""
+        self.votes.copy_(head[2:])
+        record = self.soundness.judge(self.gradients, record)
+        self.recorder.end_shards(record)
+        if "loss" not in names:
+            means = self.recorder.means(record, names)
+            rated = [mean * weights[name] if name in weights else mean for name, mean in means.items()]
+            loss = torch.stack(rated).sum()
+            if self.soundness.policy != "stop":
+                loss = torch.nan_to_num(loss)  # of a step that does not count
+            self.recorder.add("loss", Pair.of_mean(loss, head[1] * self.soundness.weight))
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Those that there are."""
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    def divide_gradients(self, weight: Tensor) -> None:
+        """From sums to means."""
+        _divide(self.gradients, weight)
+
+    def terms(self, part: Part, number: int, index: int, batch_idx: int, weights: Mapping[str, Tensor]) -> Terms:
+        """The terms of the loss of a part, recorded; `index` is its number among all parts of the batch."""
         if self.reseed is not None:
             self.reseed(number, index)
         self.random.samples = part.samples
-        return loss_terms(self.forward(part, batch_idx), Samples(part.samples.shape[0]))
-
-    def _record(self, terms: Terms) -> None:
+        terms = loss_terms(self.forward(part, batch_idx), Samples(part.samples.shape[0]))
+        check_weights(terms, weights)
         for name, pair in terms.items():
             self.recorder.add(name, pair)
+        return terms
 
     def _scaled(self, loss: Tensor) -> Tensor:
         return loss if self.scaler is None else self.scaler.scale(loss)
@@ -249,8 +345,7 @@ class Step:
     def _update(self) -> None:
         """Check, clip and apply the gradients."""
         if self.scaler is None:
-            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.latch, self._one)
+            self.soundness.check(self.gradients)
         elif self.clip is not None:
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
@@ -280,7 +375,7 @@ def _add_part(
             torch.zeros_like(parameter) if gradient is None else gradient
             for parameter, gradient in zip(parameters, found, strict=True)
         ]
-        amount = _as_total(weight, total.device)
+        amount = as_total(weight, total.device)
         if index == len(sums):
             sums.append(gradients)
             totals.append(amount)
@@ -296,7 +391,7 @@ def _divide(tensors: list[Tensor], divisor: Tensor) -> None:
         torch._foreach_div_([tensor for tensor in tensors if tensor.dtype == dtype], divisor.to(dtype))
 
 
-def _as_total(weight: Tensor | float, device: torch.device) -> Tensor:
+def as_total(weight: Tensor | float, device: torch.device) -> Tensor:
     """A weight as a device tensor, made by a fill: a copy from the host could not be captured."""
     if isinstance(weight, Tensor):
         return weight.detach().to(torch.float64, copy=True)

@@ -1,38 +1,97 @@
-"""Requests to stop: signals set a flag, and the loop looks at it between launches."""
+"""Requests to stop or to save: from signals, from files in the run directory, from the clock. They only set flags."""
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+_LOOK_EVERY = 1.0
+"""Seconds between two looks at files and clock."""
+_MARGIN = 30.0
+"""Seconds before a deadline that are left in any case: for the vote, the last launch, and the end of the process."""
+STOP, SAVE = "STOP", "SAVE"
 
 
 class StopRequest:
-    """Whether someone asked to stop. The first request finishes the launch and saves; a second Ctrl-C stops now."""
+    """What someone asked for. The first request to stop finishes the launch and saves; a second Ctrl-C stops now."""
 
     def __init__(self) -> None:
-        """Nobody has asked yet."""
+        """Nobody has asked for anything yet, and there is nothing to look at."""
         self.reason: str | None = None
+        """Why to stop, once somebody wants it."""
+        self.saves = 0
+        """How often a checkpoint was asked for."""
+        self._folder: Path | None = None
+        self._save_every: float | None = None
+        self._deadline: float | None = None
+        self._next_look = 0.0
+        self._saved_at = time.monotonic()
+        self._longest_save = 0.0
 
     def __call__(self) -> bool:
-        """Whether to stop."""
+        """Whether somebody wants to stop."""
+        if time.monotonic() >= self._next_look:
+            self._look()
         return self.reason is not None
+
+    def watch(self, folder: Path | None, save_every: float | None, deadline: float | None) -> None:
+        """Look for the files STOP and SAVE in a folder, save every so many seconds, stop before a time of the clock."""
+        self._folder, self._save_every, self._deadline = folder, save_every, deadline
+
+    def saved(self, seconds: float) -> None:
+        """A checkpoint was written, which took so long."""
+        self._saved_at = time.monotonic()
+        self._longest_save = max(seconds, self._longest_save)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        self._next_look = now + _LOOK_EVERY
+        if self._folder is not None and self._taken(STOP):
+            self._ask(f"the file {STOP}")
+        if self._folder is not None and self._taken(SAVE):
+            self.saves += 1
+        if self._save_every is not None and now - self._saved_at >= self._save_every:
+            self._saved_at = now
+            self.saves += 1
+        if self._deadline is not None and time.time() > self._deadline - _MARGIN - 2 * self._longest_save:
+            at = time.strftime("%H:%M:%S", time.localtime(self._deadline))
+            self._ask(f"the deadline at {at}")
+            self._deadline = None
+
+    def _taken(self, name: str) -> bool:
+        """Whether a file is there; it asks once, so it is removed."""
+        assert self._folder is not None
+        try:
+            (self._folder / name).unlink()
+        except OSError:
+            return False
+        return True
+
+    def _ask(self, reason: str) -> None:
+        self.reason = self.reason or reason
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.reason is not None and number == signal.SIGINT:
             os.write(2, b"\nstopping now; the last checkpoint is the place to go on from\n")
             raise KeyboardInterrupt
-        self.reason = signal.Signals(number).name
-        hint = "; Ctrl-C again stops now" if number == signal.SIGINT else ""
-        os.write(2, f"\n{self.reason}: finishing the launch and saving{hint}\n".encode())
+        self._ask(signal.Signals(number).name)
+        self._told(signal.Signals(number).name, "; Ctrl-C again stops now" if number == signal.SIGINT else "")
+
+    _told: Callable[[str, str], Any] = staticmethod(
+        lambda name, hint: os.write(2, f"\n{name}: finishing the launch and saving{hint}\n".encode())
+    )
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle signals for a while; outside of the main thread there is nothing to handle."""
+    def listening(self, aloud: bool = True) -> Iterator[None]:
+        """Handle signals for a while, and say so; outside of the main thread there is nothing to handle."""
         before: dict[int, Any] = {}
+        if not aloud:
+            self._told = lambda name, hint: None
         try:
             for number in _SIGNALS:
                 before[number] = signal.signal(number, self._handle)
@@ -43,3 +102,11 @@ class StopRequest:
         finally:
             for listened, handler in before.items():
                 signal.signal(listened, handler)
+
+
+def deadline(stop_after: float | None, environment: Mapping[str, str] = os.environ) -> float | None:
+    """When training must have stopped: after so many seconds, or when the scheduler ends the job; by the clock."""
+    limits = [] if stop_after is None else [time.time() + stop_after]
+    ends = environment.get("SLURM_JOB_END_TIME", "")
+    limits += [float(ends)] if ends.isdigit() else []
+    return min(limits, default=None)

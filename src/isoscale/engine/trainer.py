@@ -3,18 +3,23 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import torch
 
 from isoscale.data import keyed
+from isoscale.data.shards import check_world
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine import lightning
 from isoscale.engine.accelerator import Accelerator
+from isoscale.engine.agreement import Agreement
 from isoscale.engine.assembly import Assembly, assemble, check_task, place
 from isoscale.engine.cadence import Cadence
 from isoscale.engine.checkpoint import State
+from isoscale.engine.config import Limit
 from isoscale.engine.evaluate import Interrupted, call_hook, evaluate
 from isoscale.engine.fitting import FittedStates, fit, fitted
 from isoscale.engine.journal import Journal
@@ -27,15 +32,19 @@ from isoscale.engine.profile import Profile, timed
 from isoscale.engine.progress import LogState, OrderState, Progress
 from isoscale.engine.roles import Role, RoleMaker, limited
 from isoscale.engine.run_directory import RunDirectory
+from isoscale.engine.saver import Saver
 from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.show import Exhibition, sample
-from isoscale.engine.stop import StopRequest
+from isoscale.engine.stop import StopRequest, deadline
+from isoscale.engine.verify import verify
 from isoscale.errors import Stopped, UserError
 from isoscale.observe.events import EpochEnded
 from isoscale.observe.metric_log import MetricLog
 from isoscale.observe.observers import Observers
-from isoscale.parallel.reduction import make_reducer
+from isoscale.parallel.batch_norm import batch_norms, synchronise
+from isoscale.parallel.ranks import ALONE, Ranks
+from isoscale.parallel.reduction import OVERLAP_FROM, check_shards, make_reducer, tree_shards
 
 
 class Trainer:
@@ -49,19 +58,31 @@ class Trainer:
         directory: RunDirectory | None = None,
         metric_log: MetricLog | None = None,
         profile: bool = False,
+        ranks: Ranks = ALONE,
+        saving: bool | None = None,
     ) -> None:
-        """Without a directory nothing is saved; with `profile` it is measured where the time goes."""
+        """Without a directory nothing is written here; with `profile` it is measured where the time goes.
+
+        Where several ranks train together, one of them has the directory, and `saving` says to all that it saves.
+        """
+        self.ranks = ranks
+        self._saving = directory is not None if saving is None else saving
         self.settings = settings
         self.decided = decided
         self.observers = observers
         self.progress = Progress()
         self.stop = StopRequest()
+        self.agreed = Agreement(ranks, self.stop)
+        self._directory = directory
+        self.rolled_back: list[tuple[int, int]] = []
+        """Steps, from the first to before the last, of which those that are not finite are left out."""
         self.started = False
-        self._checkpoints = directory.checkpoints(settings.checkpoint.keep) if directory else None
+        self._saver = _saver(directory, settings.checkpoint.keep, metric_log) if directory else None
         self._metric_log = metric_log
         trace = directory.trace if directory else None
         self.profile = Profile(accelerators.find(decided.device), trace) if profile else None
-        self._saved_time = self._clock = time.perf_counter()
+        self._clock = time.perf_counter()
+        self._undo: Callable[[], None] = lambda: None
 
     def prepare(
         self, task: Any, data: Any, transforms: Sequence[Any] = (), begin: Callable[[Any], None] | None = None
@@ -72,32 +93,59 @@ class Trainer:
         torch.set_num_threads(self.decided.threads)
         found = accelerators.find(self.decided.device)
         precision = Precision(self.decided.precision, found.kind)
-        reducer = make_reducer(settings.parallel.reduce, settings.parallel.shards)
+        num_shards = tree_shards(settings.parallel.reduce, settings.parallel.shards)
+        check_shards(num_shards)
+        if num_shards > 1:
+            check_world(self.ranks.world, num_shards)
         place(task, found, precision, settings.parallel.reduce == "tree", self.observers.note)
-        roles = RoleMaker(data, settings, found)
+        roles = RoleMaker(data, settings, found, self.ranks, num_shards, self.decided.first_world)
         if roles.unused:
             self.observers.note(f"the loaders decide about batches: {', '.join(roles.unused)} is not used", "warning")
-        self.train = roles.train(settings.train.accumulate, reducer.num_shards, self.decided.residency)
+        self.train = roles.train(settings.train.accumulate, self.decided.residency)
         self.decided.residency = self.train.residency
         self.val = roles.evaluation("val", settings.train.limit_val_batches)
         if self.val is not None:
             read_dataset(self.val, "val", settings, found.device, self.observers.note)
         self._check_data(task)
         self.plan = self._planner(self.train)
-        view = lightning.TrainerView(self._where, self.plan.num_steps, self.train.plan.steps_per_epoch)
+        view = lightning.TrainerView(self._where, self.plan.num_steps, self.train.plan.steps_per_epoch, self.ranks)
+        self._choose_reduction(task)
+        self._make_reducer = partial(make_reducer, self.decided.reduce, num_shards, self.ranks)
         with precision.applied():
             if begin is not None:
                 fit(transforms, self.train.source)
                 self._measure(task, transforms, found, precision)
                 begin(task)
             self.parts: Assembly = assemble(
-                task, self.train, settings, self.decided, self.plan.num_steps, transforms, view, self.observers.note
-            )
+                task, self.train, settings, self.decided, self.plan.num_steps, transforms, view, self.observers.note,
+                self._make_reducer(dtype=precision.dtype),
+            )  # fmt: skip
+        if self.decided.reduce != "tree":
+            self._share_batch_norms(task)
+        self.agreed.vote_with(self.parts.step)
         self.parts.program.profile = self.profile
         if self.parts.step is not None:
             self.parts.step.forward.mark = self.profile
+            if self.parts.step.overlap is not None:
+                self.parts.step.overlap.profile = self.profile
         self.exhibition = Exhibition(self.parts, settings.observe, self.observers)
         self._register()
+
+    def _choose_reduction(self, task: Any) -> None:
+        if self.decided.reduce == "auto":
+            count = sum(parameter.numel() for parameter in task.parameters())
+            self.decided.reduce = "overlap" if count >= OVERLAP_FROM else "flat"
+
+    def _share_batch_norms(self, task: Any) -> None:
+        """Let batch norms see the whole batch; then, and in `overlap`, a rank without samples would be missed."""
+        self._undo = synchronise(task, self.ranks)
+        smallest = self.train.plan.smallest
+        if smallest < self.ranks.world and (batch_norms(task) or self.decided.reduce == "overlap"):
+            why = "parallel.reduce: overlap" if self.decided.reduce == "overlap" else "batch norm"
+            raise UserError(
+                f"a batch of {smallest} samples does not reach all {self.ranks.world} ranks, which {why} needs; use "
+                "data.drop_last=true, another data.batch_size, or parallel.reduce=tree"
+            )
 
     def _check_data(self, task: Any) -> None:
         check = getattr(task, "check_data", None)
@@ -123,7 +171,7 @@ class Trainer:
             min(limit for limit in limits if limit),
             self.settings.observe.every,
             Cadence.parse(section.evaluate) if self.val else never,
-            Cadence.parse(self.settings.checkpoint.every) if self._checkpoints else never,
+            Cadence.parse(self.settings.checkpoint.every) if self._saving else never,
         )
 
     def _register(self) -> None:
@@ -133,7 +181,7 @@ class Trainer:
         self.journal = Journal(
             self.parts.train_stage,
             self.observers,
-            self.parts.step.latch if self.parts.step else None,
+            self.parts.step.soundness if self.parts.step else None,
             self.parts.accelerator,
         )
         registry = self.parts.registry
@@ -153,13 +201,19 @@ class Trainer:
     def fit(self) -> None:
         """Train to the end; raises Stopped when asked to stop, after saving."""
         with ExitStack() as stack:
-            stack.enter_context(self.stop.listening())
+            stack.enter_context(self.stop.listening(aloud=self.ranks.is_first))
+            self._watch()
+            stack.enter_context(self._saver or nullcontext())
             stack.enter_context(keyed.use(self.parts.random))
             stack.enter_context(self.parts.precision.applied())
             stack.enter_context(self._stream())
             stack.callback(self.release)
             stack.enter_context(explained(self.parts.accelerator, self.train.plan.batch_size))
             call_hook(self.parts.task, "on_fit_start")
+            verify(self.parts.registry, self.ranks, self.progress.step)
+            self._verified = self.progress.step
+            if self.settings.train.nan == "rollback" and not self.progress.step:
+                self._save()  # so that there is always something to go back to
             self._rehearse_evaluation()
             self.exhibition.begin(self.progress.step)
             self._loop()
@@ -176,14 +230,14 @@ class Trainer:
         try:
             if progress.step:  # a run that was stopped at a boundary may have left something undone there
                 self._at_boundary(plan.due(progress.step))
-            while progress.step < plan.num_steps and not progress.ended and not self.stop():
+            while progress.step < plan.num_steps and not progress.ended and not self.agreed.stopped:
                 if progress.step % self.train.plan.steps_per_epoch == 0:
                     call_hook(task, "on_train_epoch_start")
                 self._advance(plan.next_boundary(progress.step))
                 self._at_boundary(plan.due(progress.step))
         except Interrupted:
             self._stop_here()
-        if self.stop() and progress.step < plan.num_steps and not progress.ended:
+        if self.agreed.stopped and progress.step < plan.num_steps and not progress.ended:
             self._stop_here()
         call_hook(task, "on_train_end")
         call_hook(task, "on_fit_end")
@@ -191,26 +245,39 @@ class Trainer:
     def _advance(self, boundary: int) -> None:
         """Train up to a boundary, or to where a trace ends before it."""
         progress, profile = self.progress, self.profile
+        boundary, guarded = self._guarded(boundary)
+        program = self.parts.program
         visibly = self.exhibition.distributions and self.plan.due(boundary).evaluate
-        run = self.parts.program.run_visibly if visibly else self.parts.program.run
+        run = program.run_eagerly if guarded else program.run_visibly if visibly else program.run
         end = profile.end_of_trace(progress.step, boundary, self.plan.num_steps) if profile else None
         if profile and end is not None:
             with profile.traced():
-                progress.step = run(progress.step, end, self.stop)
-        if end != boundary and not self.stop():
-            progress.step = run(progress.step, boundary, self.stop)
+                progress.step = run(progress.step, end, self.agreed)
+        if progress.step != boundary and not self.agreed.stopped:
+            progress.step = run(progress.step, boundary, self.agreed)
         if profile:
             profile.settle()
         with timed(profile, "logging"):
             self.journal.flush()
 
+    def _guarded(self, boundary: int) -> tuple[int, bool]:
+        """Leave out steps that are not finite where the run has rolled back: up to where, and whether that is here."""
+        step = self.progress.step
+        guarded = any(first <= step < last for first, last in self.rolled_back)
+        if self.rolled_back and self.parts.step is not None:
+            self.parts.step.soundness.choose("skip" if guarded else "stop")
+        edges = [edge for window in self.rolled_back for edge in window if edge > step]
+        return min([boundary, *edges]), guarded
+
     def _stop_here(self) -> None:
         self._save()
-        raise Stopped(f"stopped by {self.stop.reason} at step {self.progress.step} of {self.plan.num_steps}")
+        raise Stopped(f"stopped by {self.agreed.reason} at step {self.progress.step} of {self.plan.num_steps}")
 
     def _at_boundary(self, due: Due) -> None:
         """What is due after a step; each thing once, also when a run is continued here."""
         progress = self.progress
+        if self._saver:
+            self._saver.check()
         if due.log and progress.logged_at != progress.step:
             with timed(self.profile, "logging"):
                 self._log()
@@ -218,10 +285,14 @@ class Trainer:
         if (due.evaluate or due.epoch_end) and progress.evaluated_at != progress.step:
             with self.journal.excluded(), timed(self.profile, "evaluation"):
                 best = self._end_epoch(due)
-        wanted = due.checkpoint or progress.ended or self._minutes_are_over()
+        if due.log and self._verification_is_due():
+            verify(self.parts.registry, self.ranks, progress.step)
+            self._verified = progress.step
+        wanted = due.checkpoint or progress.ended or self.agreed.save_due
         if best or (wanted and progress.saved_at != progress.step):
             with timed(self.profile, "saving"):
                 self._save(best)
+        self.agreed.save_due = False
 
     def _log(self) -> None:
         progress = self.progress
@@ -266,9 +337,22 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         assert self.val is not None
         with self.parts.average.swapped_in() if self.parts.average else nullcontext():
-            values = evaluate(self.parts.forward("val", self.loss_weights), self.val.feed, self.val.plan, self.stop)
+            self.agreed.begin_evaluation()
+            values = self.evaluate("val", self.val, self.agreed.in_evaluation)
         self.parts.train_stage.enter()
         return values
+
+    def evaluate(self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """The values of the present weights on a role's data, which the ranks share out."""
+        whole = self.ranks.alone and role.plan.num_shards == 1
+        reducer = None if whole else self._make_reducer(dtype=torch.float64)
+        return evaluate(self.parts.forward(stage, self.loss_weights), role.feed, role.plan, interrupted, reducer)
+
+    def role(self, data: Any, name: str, limit: Limit) -> Role | None:
+        """Another role of the data, shared out among the ranks as the others are."""
+        num_shards = tree_shards(self.settings.parallel.reduce, self.settings.parallel.shards)
+        maker = RoleMaker(data, self.settings, self.parts.accelerator, self.ranks, num_shards, self.decided.first_world)
+        return maker.evaluation(name, limit)
 
     def _rehearse_evaluation(self) -> None:
         """Evaluate one batch before training: a mistake in it shows now, and the monitored metric must be there."""
@@ -279,7 +363,8 @@ class Trainer:
                 if not name.endswith("_epoch"):
                     raise UserError(f"{key} is {name!r}, but nothing is evaluated; train/loss_epoch is always there")
             return
-        values = evaluate(self.parts.forward("val", self.loss_weights), self.val.feed, limited(self.val.plan, 1))
+        rehearsed = replace(self.val, plan=limited(self.val.plan, 1))
+        values = self.evaluate("val", rehearsed)
         self.parts.train_stage.enter()
         names = [*values, *(f"{name}_epoch" for name in ("train/loss",))]
         watched = {"checkpoint.monitor": self.settings.checkpoint.monitor, **self._watched()}
@@ -307,20 +392,29 @@ class Trainer:
         hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(names)}"
         raise UserError(f"{key} is {name!r}, which the validation does not log; {hint}")
 
-    def _minutes_are_over(self) -> bool:
-        cadence = self.plan.checkpoint
-        return cadence.unit == "minute" and time.perf_counter() - self._saved_time >= 60 * cadence.count
+    def _watch(self) -> None:
+        """The first rank looks at files and clock for all."""
+        if self._directory is not None:
+            cadence = self.plan.checkpoint
+            minutes = 60.0 * cadence.count if cadence.unit == "minute" else None
+            self.stop.watch(self._directory.path, minutes, deadline(self.settings.train.stop_after))
+
+    def _verification_is_due(self) -> bool:
+        every, step = self.settings.parallel.verify, self.progress.step
+        return bool(every) and step // every > self._verified // every
 
     def _save(self, best: bool = False) -> None:
-        if self._checkpoints is None:
+        if not self._saving:
             return
+        began = time.perf_counter()
         self.journal.check(self.progress.step)
         self._count_seconds()
         self.progress.saved_at = self.progress.step
-        with self.journal.excluded():
-            self.parts.accelerator.synchronize()
-            self._checkpoints.save(self.progress.step, self.parts.registry.state(), best)
-        self._saved_time = time.perf_counter()
+        with self.journal.saving():
+            state = self.parts.registry.together()
+            if self._saver is not None:
+                self._saver.save(self.progress.step, state, best)
+        self.stop.saved(max(time.perf_counter() - began, self._saver.longest if self._saver else 0.0))
 
     def _count_seconds(self) -> float:
         """Add the time since the last call to the run's."""
@@ -345,5 +439,11 @@ class Trainer:
         for role in (getattr(self, "train", None), getattr(self, "val", None)):
             if role is not None:
                 role.feed.close()
+        self._undo()
         if hasattr(self, "parts"):
             lightning.detach(self.parts.task)
+
+
+def _saver(directory: RunDirectory, keep: int, metric_log: MetricLog | None) -> Saver:
+    checkpoints = directory.checkpoints(keep)
+    return Saver(checkpoints, metric_log.sync) if metric_log else Saver(checkpoints)

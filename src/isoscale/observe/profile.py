@@ -24,6 +24,19 @@ def profile_lines(actions: Sequence[Action]) -> list[str]:
             for row in rows]  # fmt: skip
 
 
+def rank_lines(waits: Sequence[float], travelled: float, exposed: float) -> list[str]:
+    """What there is to say about several ranks: who waited for whom, and how much communication was hidden."""
+    lines = []
+    if len(waits) > 1:
+        slowest = min(range(len(waits)), key=waits.__getitem__)
+        lines.append(f"ranks waited for the slowest {_seconds(min(waits))} to {_seconds(max(waits))} in all; the least "
+                     f"of all rank {slowest}, for which the others wait")  # fmt: skip
+    if travelled:
+        hidden = 100 * max(0.0, travelled - exposed) / travelled
+        lines.append(f"gradients travelled {_seconds(travelled)}, {hidden:.0f} % of it hidden behind the backward pass")
+    return lines
+
+
 def _cells(action: Action) -> tuple[str, str, str, str]:
     return action.name, _seconds(action.seconds / max(1, action.calls)), f"{action.calls:,}", _seconds(action.seconds)
 

@@ -21,6 +21,9 @@ HARMLESS: tuple[KeyPath, ...] = (
     ("observe",),
     ("checkpoint",),
     ("train", "steps_per_launch"),
+    ("train", "stop_after"),
+    ("parallel", "verify"),
+    ("parallel", "timeout"),
     ("data", "residency"),
     ("data", "workers"),
 )

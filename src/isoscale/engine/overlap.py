@@ -1,0 +1,149 @@
+"""`overlap`: gradients travel while others are still computed, in the buckets of torch's DistributedDataParallel."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from isoscale.engine.accelerator import Moment
+from isoscale.engine.profile import Profile, Travels
+from isoscale.errors import UserError
+from isoscale.parallel.ranks import Ranks
+from isoscale.parallel.reduction import FlatReducer
+
+if TYPE_CHECKING:
+    from isoscale.engine.step import Shards, Step
+
+
+class Overlap:
+    """A task's step method wrapped so that its backward pass adds up the gradients of all ranks."""
+
+    def __init__(self, task: nn.Module, compute: Callable[..., Any], ranks: Ranks) -> None:
+        """Wrap `compute`, which runs the task; weights are equal on all ranks already."""
+        self.ranks = ranks
+        self.reducer = FlatReducer(ranks, torch.float64)
+        """For what is small: losses, counts, votes."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # the new name for broadcast_buffers is not in all versions
+            self.module = DistributedDataParallel(
+                _Method(task, compute), broadcast_buffers=False, gradient_as_bucket_view=True, init_sync=False
+            )
+        self.module.register_comm_hook(self, _add)
+        self.profile: Profile | None = None
+        """Told when each bucket travelled, where somebody wants to know where time goes."""
+        self._travels: Travels = []
+
+    def began(self) -> None:
+        """A batch begins."""
+        self._travels = []
+
+    def travelled(self, begin: Moment) -> None:
+        """A bucket that began to travel then has arrived."""
+        assert self.profile is not None
+        self._travels.append((begin, self.profile.moment()))
+
+    def ended(self) -> None:
+        """All buckets of a batch have arrived."""
+        if self.profile is not None:
+            self.profile.communicated(self._travels)
+
+    def no_sync(self, wanted: bool) -> Any:
+        """Keep the gradients of all but the last micro-batch to this rank."""
+        return self.module.no_sync() if wanted else nullcontext()
+
+
+class _Method(nn.Module):
+    """A step method as a module, which is what DistributedDataParallel takes."""
+
+    def __init__(self, task: nn.Module, compute: Callable[..., Any]) -> None:
+        super().__init__()
+        self.task = task
+        self._compute = compute
+
+    def forward(self, batch: Any, batch_idx: int) -> Any:
+        """Call the method."""
+        return self._compute(batch, batch_idx)
+
+
+def _add(overlap: Overlap, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    """The sum over ranks; the step divides by the weight of the whole batch."""
+    begin = overlap.profile.moment() if overlap.profile is not None else None
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+
+    def arrived(done: Any) -> Tensor:
+        if begin is not None:
+            overlap.travelled(begin)
+        result: Tensor = done.value()[0]
+        return result
+
+    future: torch.futures.Future[Tensor] = work.get_future().then(arrived)
+    return future
+
+
+def overlapped(
+    step: "Step", overlap: Overlap, shards: "Shards", number: int, batch_idx: int, weights: Mapping[str, Tensor]
+) -> None:
+    """The gradients of a batch, added up while they are computed; everything else follows in one small sum.
+
+    Where the terms of the loss have weights of their own, these are added up first: only then is the loss known.
+    """
+    ranks, parts = overlap.ranks, shards[overlap.ranks.rank]
+    overlap.began()
+    record = step.recorder.begin_shard()
+    totals: list[Tensor] = []
+    names: list[str] = []
+    divided = False
+    for micro, part in enumerate(parts):
+        with overlap.no_sync(micro < len(parts) - 1):
+            terms = _explained(step.terms, part, number, micro * ranks.world + ranks.rank, batch_idx, weights)
+            groups = step.groups(terms, weights)
+            names, divided = list(terms), len(groups) > 1
+            if divided and len(parts) > 1:
+                raise UserError(
+                    "parallel.reduce: overlap cannot accumulate terms of the loss that have weights of their own "
+                    f"({', '.join(names)}); use parallel.reduce=flat or train.accumulate=1"
+                )
+            amounts = [_as_total(weight, record.device) for _, weight in groups]
+            (_whole(groups, amounts, ranks) if divided else groups[0][0]).backward()
+            totals = [one + other for one, other in zip(totals, amounts, strict=True)] if totals else amounts
+            step.mark("backward")
+    overlap.ended()
+    step.meet()
+    head = step.head(sum(part.samples.shape[0] for part in parts), True)
+    overlap.reducer.add(ranks.rank, [head, record, *totals])
+    total = overlap.reducer.total()
+    if not divided:
+        step.divide_gradients(total[2])
+    step.take_record(total[0], total[1], names, weights)
+    step.mark("communication")
+
+
+def _whole(groups: list[tuple[Tensor, Any]], amounts: list[Tensor], ranks: Ranks) -> Tensor:
+    """This rank's part of the loss of the whole batch."""
+    sums = torch.stack(amounts)
+    ranks.sum_(sums, "the weights of a batch")
+    return torch.stack([total / weight.to(total.dtype) for (total, _), weight in zip(groups, sums, strict=True)]).sum()
+
+
+def _as_total(weight: Any, device: torch.device) -> Tensor:
+    if isinstance(weight, Tensor):
+        return weight.detach().to(torch.float64)
+    return torch.full((), weight, dtype=torch.float64, device=device)
+
+
+def _explained(compute: Callable[..., Any], *arguments: Any) -> Any:
+    """A forward pass; it is there that torch notices parameters without a gradient in the step before."""
+    try:
+        return compute(*arguments)
+    except RuntimeError as error:
+        if "finished reduction" not in str(error):
+            raise
+        raise UserError(
+            "parallel.reduce: overlap needs a gradient for every parameter, and some got none; use "
+            "parallel.reduce=flat, or freeze them (requires_grad_(False))"
+        ) from error

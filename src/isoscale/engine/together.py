@@ -1,0 +1,60 @@
+"""What was recorded on several ranks, or in several shards, as the values of all together."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoscale.engine import metrics
+from isoscale.engine.pairs import Tally
+from isoscale.engine.stage import Stage
+from isoscale.parallel.ranks import Ranks
+from isoscale.parallel.reduction import Reducer
+
+
+@dataclass
+class Kept:
+    """What a rank has recorded: by what name, and where."""
+
+    names: list[str]
+    terms: list[str]
+    metrics: dict[str, str] = field(default_factory=dict)
+    tallies: dict[str, tuple[torch.Size, torch.dtype]] = field(default_factory=dict)
+
+
+def add_up(stage: Stage, shards: Mapping[int, Tensor], terms: set[str], reducer: Reducer) -> set[str]:
+    """Add what the shards of all ranks recorded; returns the terms of the loss. Each sum is made once, at the end."""
+    recorder, ranks = stage.recorder, reducer.ranks
+    for shard in sorted(shards):
+        reducer.add(shard, [shards[shard]])
+    mine = Kept(recorder.names, sorted(terms), metrics.paths(stage.task, stage.metrics), _shapes(stage.tallies))
+    known = next((kept for kept in ranks.hear(mine, "what was evaluated") if kept.names or kept.tallies), mine)
+    recorder.know(known.names)
+    recorder.end_shards(reducer.total(lambda: [recorder.fresh()])[0])
+    for name, path in known.metrics.items():  # torchmetrics add up themselves, if every rank asks them to
+        stage.metrics.setdefault(name, stage.task.get_submodule(path))
+    _add_tallies(stage, known.tallies, ranks)
+    return set(known.terms)
+
+
+def agreed_values(values: dict[str, float], recorded: bool, ranks: Ranks) -> dict[str, float]:
+    """The values that a rank with samples has found, so that all decide alike."""
+    if ranks.alone:
+        return values
+    every: list[Any] = ranks.hear(values if recorded else None, "the values of an evaluation")
+    return next((found for found in every if found is not None), values)
+
+
+def _shapes(tallies: Mapping[str, Tally]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tally.counts.shape, tally.counts.dtype) for name, tally in tallies.items()}
+
+
+def _add_tallies(stage: Stage, known: Mapping[str, tuple[torch.Size, torch.dtype]], ranks: Ranks) -> None:
+    for name, (shape, dtype) in known.items() if not ranks.alone else ():
+        own = stage.tallies.get(name)
+        counts = own.counts.clone() if own else torch.zeros(shape, dtype=dtype, device=stage.recorder.buffer.device)
+        ranks.sum_(counts, "the counts of an evaluation")
+        if own:
+            stage.tallies[name] = Tally(counts, own.finish)
