@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def explain(session: "Session", observers: Observers, error: NotFinite) -> None:
     """Add to the message of a breakdown what caused it, as far as it can be found."""
     try:
-        lines = _diagnose(session, observers, error.since)
+        lines = [error.what, *_diagnose(session, observers, error.since)]
     except (Exception, KeyboardInterrupt) as failure:  # the breakdown is the news, not what hinders its explanation
         observers.note("".join(traceback.format_exception(failure)).rstrip(), "debug")
         reason = str(failure).partition("\n")[0]
-        lines = [f"the cause was not found: {type(failure).__name__}: {reason}"]
-    error.args = ("\n  ".join([str(error), *lines]),)
+        lines = [str(error), f"the cause was not found: {type(failure).__name__}: {reason}"]
+    error.args = ("\n  ".join(lines),)
 
 
 def _diagnose(session: "Session", observers: Observers, since: int) -> list[str]:

@@ -17,7 +17,6 @@ from isoscale.data.hashing import derive_key
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.checkpoint import State
 from isoscale.engine.journal import NotFinite
-from isoscale.engine.lock import NAME as LOCK
 from isoscale.engine.lock import RunLock
 from isoscale.engine.profile import Profile
 from isoscale.engine.roles import fingerprint
@@ -113,8 +112,8 @@ class Session:
         threads, generator = torch.get_num_threads(), torch.get_rng_state()
         loggers = build_loggers(self.recipe.observe.loggers) if self.directory else []  # or says what is missing
         if self.directory and not record:
-            self.directory.create(self.loaded.to_yaml())
             self.directory.update(**provenance(command_line()), name=self.loaded.name, seed=self.recipe.seed)
+            self.directory.create(self.loaded.to_yaml())  # from here on there is a run
         first = [Console(self.recipe.observe.level, self.recipe.observe.format)] if self.ranks.is_first else []
         observers = Observers(first)
         try:
@@ -130,7 +129,7 @@ class Session:
 
     def _remembered(self) -> tuple[dict[str, Any], Decisions]:
         """The record of the run, and what was decided at its first start, or is decided now."""
-        record = self.directory.read() if self.directory else {}
+        record = self.directory.read() if self.directory and self.directory.exists else {}
         if "decided" not in record:
             return record, Decisions.make(self.settings, self.ranks.world)
         try:
@@ -429,7 +428,7 @@ def _opened(
         return _continued(source, overrides, directory, given, profile)
     if directory is not None and directory.path.exists() and not directory.path.is_dir():
         raise UserError(f"{directory.path} is a file, and a run needs a directory; choose another one with --run DIR")
-    if directory is not None and directory.path.exists() and {path.name for path in directory.path.iterdir()} - {LOCK}:
+    if directory is not None and directory.path.exists() and not directory.is_free:
         raise UserError(f"{directory.path} is not empty and holds no run; choose another directory with --run DIR")
     loaded = load_recipe(source, overrides, check_components=check)
     if not save:

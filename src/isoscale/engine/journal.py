@@ -25,10 +25,13 @@ class NotFinite(UserError):
     def __init__(self, since: int, step: int, loss: float) -> None:
         """It was sound at the step `since`, and at `step` it was not."""
         self.since, self.step = since, step
-        super().__init__(
+        self.what = (
             f"a loss or gradient became NaN or infinite between step {since} and step {step} (mean loss {loss:g}); "
-            "nothing was saved since, what was saved before is good. Try a smaller optimizer.lr, a longer "
-            "schedule.warmup, train.clip=1, or look for bad samples in the data"
+            "nothing was saved since, what was saved before is good"
+        )
+        super().__init__(
+            f"{self.what}. Try a smaller optimizer.lr, a longer schedule.warmup, train.clip=1, or look for bad samples "
+            "in the data"
         )
 
 

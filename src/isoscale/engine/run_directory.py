@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from isoscale.engine.checkpoint import Checkpoints
 from isoscale.errors import UserError
 
 ROOT = Path("runs")
+_LEFT = re.compile(r"\.lock|run\.json|\.(run\.json|recipe\.yaml)-\d+")
+"""What is there before a run has its recipe, which comes last."""
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "lightning", "torchmetrics")
 
 
@@ -47,6 +50,12 @@ class RunDirectory:
         """Whether a run was started here."""
         return self.record.is_file() and self.recipe.is_file()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a run can begin here: nothing is there but what a start that was killed has left."""
+        left = all(_LEFT.fullmatch(path.name) for path in self.path.iterdir())
+        return left and (not self.record.exists() or "isoscale" in self.read())
+
     def checkpoints(self, keep: int = 2) -> Checkpoints:
         """The run's checkpoints."""
         return Checkpoints(self.path / "checkpoints", keep)
@@ -55,6 +64,8 @@ class RunDirectory:
         """Make the directory and write the recipe."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            for killed in (*self.path.glob(".recipe.yaml-*"), *self.path.glob(".run.json-*")):
+                killed.unlink()
             write_aside(self.recipe, recipe_yaml)
         except OSError as error:
             raise UserError(
