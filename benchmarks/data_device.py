@@ -24,7 +24,8 @@ from torch import nn
 import isoscale
 from isoscale.data import device_feed
 from isoscale.engine.profile import Marks, Profile
-from isoscale.session import Given, open_session
+from isoscale.opening import open_session
+from isoscale.session import Given
 
 NUM_ROWS, BATCH, EVERY, STEPS = 1_000_000, 1000, 50, 1500
 WIDTHS = [91, 400, 400, 201]

@@ -25,10 +25,11 @@ from isoscale.engine.stage import Stage
 from isoscale.engine.step import Forward
 from isoscale.errors import UserError
 from isoscale.observe.exhibits import Exhibit
+from isoscale.opening import open_session
 from isoscale.recipe.components import instantiate
 from isoscale.recipe.load import LoadedRecipe, load_recipe
 from isoscale.run import Run
-from isoscale.session import Given, open_session
+from isoscale.session import Given
 
 
 def train(

@@ -5,7 +5,7 @@ import shutil
 import traceback
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import nn
 
 from isoscale.breakdown import explain
 from isoscale.data.hashing import derive_key
-from isoscale.engine import accelerator as accelerators
 from isoscale.engine.checkpoint import State
 from isoscale.engine.journal import NotFinite
 from isoscale.engine.lock import RunLock
@@ -36,9 +35,8 @@ from isoscale.observe.tensorboard import TensorBoard
 from isoscale.observe.text_log import TextLog
 from isoscale.parallel import world
 from isoscale.parallel.ranks import ALONE, Ranks
-from isoscale.recipe.compare import describe, differences, harmful
 from isoscale.recipe.components import data_spec, instantiate, task_spec
-from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved
+from isoscale.recipe.load import LoadedRecipe
 from isoscale.recipe.loggers import build_loggers, send_command
 from isoscale.recipe.schema import InitFrom, Recipe
 from isoscale.recipe.tree import flat
@@ -47,7 +45,6 @@ from isoscale.weights import start_from
 
 MOST_ROLLBACKS = 20
 """A training that goes back more often is not helped by it."""
-SOURCE_TYPES = str | Path | dict[str, Any] | None
 
 
 class _WentBack(Stopped):
@@ -319,10 +316,11 @@ class Session:
             if self.directory and self.directory.checkpoints().pointed("last"):
                 observers.note(f"go on from the last checkpoint: {continue_command(self)}")
             return
-        message = str(error)
+        message, trace = str(error), error.traceback if isinstance(error, PeerFailed) else ""
         if not isinstance(error, UserError | PeerFailed):
-            message = f"{type(error).__name__}: {error}"
-            observers.note("".join(traceback.format_exception(error)).rstrip(), "debug")  # for log.txt
+            message, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+        if trace:
+            observers.note(trace.rstrip(), "debug")  # for log.txt
             if self.directory and self.directory.checkpoints().pointed("last"):
                 error.add_note(f"once that is repaired, go on from the last checkpoint: {continue_command(self)}")
         self._end(observers, "failed", message)
@@ -397,71 +395,3 @@ def fingerprints(engine: Engine) -> dict[str, str]:
 def _peak_memory(engine: Engine) -> int | None:
     parts = getattr(engine, "parts", None)
     return parts.accelerator.peak_memory if parts is not None else None
-
-
-def open_session(
-    source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None = None, save: bool = True,
-    profile: bool = False,
-) -> Session:  # fmt: skip
-    """Find the run that is meant, or plan a new one; where several ranks train together, the first one does it."""
-    ranks = world.join(accelerators.find().kind)
-    if ranks.alone:
-        session = _opened(source, overrides, run, given, save, profile)
-        session.where = session.directory.path if session.directory else None
-        return session
-    with world.guarded():
-        found = _opened(source, overrides, run, given, save, profile) if ranks.is_first else None
-        loaded, where = ranks.tell(found and (found.loaded, found.directory and found.directory.path), "the recipe")
-        if loaded.recipe.train.device == "cpu":
-            ranks = replace(ranks, backend="gloo")
-        session = found or Session(loaded, None, given=given, profile=profile)
-        session.ranks, session.where = ranks, where
-    return session
-
-
-def _opened(
-    source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None, save: bool, profile: bool
-) -> Session:
-    directory = RunDirectory(Path(run)) if run is not None else None
-    check = given is None
-    if directory is not None and directory.exists:
-        return _continued(source, overrides, directory, given, profile)
-    if directory is not None and directory.path.exists() and not directory.path.is_dir():
-        raise UserError(f"{directory.path} is a file, and a run needs a directory; choose another one with --run DIR")
-    if directory is not None and directory.path.exists() and not directory.is_free:
-        raise UserError(f"{directory.path} is not empty and holds no run; choose another directory with --run DIR")
-    loaded = load_recipe(source, overrides, check_components=check)
-    if not save:
-        return Session(loaded, None, given=given, profile=profile)
-    return Session(loaded, directory or RunDirectory.fresh(loaded.name), given=given, profile=profile)
-
-
-def _continued(
-    source: SOURCE_TYPES, overrides: Any, directory: RunDirectory, given: Given | None, profile: bool
-) -> Session:
-    """Continue a run, refusing changes that would make it another one."""
-    made_in_python = directory.read().get("given")
-    if made_in_python and given is None:
-        raise UserError(
-            f"the task of this run, {made_in_python}, was given in Python; go on there: "
-            f"isoscale.Trainer(recipe, run={str(directory.path)!r}).fit(task, data)"
-        )
-    stored = load_resolved(directory.recipe)
-    wanted = load_recipe(directory.recipe if source is None else source, overrides, check_components=given is None)
-    changes = [change for change in differences(stored.values, wanted.values) if change.path != ("name",)]
-    refused = harmful(changes)
-    if refused:
-        raise UserError(
-            f"{directory.path} holds a run of another recipe:\n{describe(refused)}\n"
-            "start a new run (leave out --run, or name another directory), or take these changes back"
-        )
-    notes = [f"continues the run in {directory.path}"]
-    if changes:
-        notes.append(f"changed since the last start:\n{describe(changes)}")
-    own = str(directory.recipe)
-    origins = {  # what was read from the run's own recipe keeps the origin that it has there
-        path: stored.origins.get(path, where) if where.startswith(own) else where
-        for path, where in wanted.origins.items()
-    }
-    loaded = LoadedRecipe(wanted.recipe, wanted.values, origins, directory.read().get("name") or stored.name)
-    return Session(loaded, directory, notes, given, profile=profile)

@@ -12,8 +12,9 @@ from isoscale.data.keyed import StepRandom
 from isoscale.data.mixture import Mixture
 from isoscale.data.order import Order
 from isoscale.errors import UserError
+from isoscale.opening import open_session
 from isoscale.science.images import Crop, Cutout, Flip, Rotate
-from isoscale.session import Given, open_session
+from isoscale.session import Given
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

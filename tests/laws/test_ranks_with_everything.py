@@ -1,5 +1,7 @@
 """What people train with, on two ranks as on one: mixtures, datasets with workers, metrics, terms, loaders."""
 
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +228,29 @@ def test_a_task_that_updates_its_weights_itself(tmp_path: Path) -> None:
     together = fit_on(2, tmp_path / "2", manual_10, **options)
     assert_same_values(alone, together)
     assert_close(last(together), last(alone), "manual")
+
+
+class Shown(isoscale.Supervised):
+    """Writes down what it is given to show."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(nn.Linear(5, 1), loss="mse")
+        self.file = file
+
+    def show_results(self, source: Any, outputs: dict[str, Tensor]) -> dict[str, Any]:
+        """Nothing for people."""
+        torch.save(outputs["prediction"], self.file + os.environ.get("RANK", ""))
+        return {}
+
+
+def shown(file: str) -> tuple[Any, Any]:
+    return Shown(file), isoscale.Sources(train=rows(80), val=rows(33, seed=7))
+
+
+def test_what_is_shown_of_an_evaluation_is_of_all_ranks(tmp_path: Path) -> None:
+    options = {**SGD, **TREE, "data__batch_size": 16, "observe__tensorboard": 2}
+    for world in (1, 2):
+        fit_on(world, tmp_path / str(world), partial(shown, str(tmp_path / f"shown{world}-")), **options)
+    alone, together = (torch.load(tmp_path / name) for name in ("shown1-", "shown2-0"))
+    assert alone.shape == (33, 1)
+    assert torch.equal(alone, together)

@@ -60,7 +60,7 @@ def train(
     if dev is not None:
         _develop(recipe, words, dev, run, profile)
         return
-    from isoscale.session import open_session
+    from isoscale.opening import open_session
 
     open_session(recipe, words, run, profile=profile).train()
 

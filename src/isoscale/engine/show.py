@@ -23,6 +23,7 @@ from isoscale.observe.config import Observe
 from isoscale.observe.events import Exhibited
 from isoscale.observe.exhibits import Exhibit, Histogram
 from isoscale.observe.observers import Observers
+from isoscale.parallel.ranks import ALONE, Ranks
 
 NUM_BINS = 64
 NUM_SHOWN = 16
@@ -31,8 +32,9 @@ NUM_SHOWN = 16
 class Exhibition:
     """Shows a training to those who want to see more than numbers."""
 
-    def __init__(self, parts: Assembly, section: Observe, observers: Observers) -> None:
+    def __init__(self, parts: Assembly, section: Observe, observers: Observers, ranks: Ranks = ALONE) -> None:
         """What is shown of `parts` follows from the recipe's section."""
+        self._ranks = ranks
         self._parts = parts
         self._observers = observers
         self.distributions = section.tensorboard == 2
@@ -52,7 +54,7 @@ class Exhibition:
         parts = self._parts
         shown = distributions(parts.task, _gradient_scale(parts)) if self.distributions else {}
         with parts.average.swapped_in() if parts.average else nullcontext():
-            shown.update(_named("val", show_results(parts.forward("predict", loss_weights), role)))
+            shown.update(_named("val", show_results(parts.forward("predict", loss_weights), role, self._ranks)))
         parts.train_stage.enter()
         self._show(step, epoch, shown)
 

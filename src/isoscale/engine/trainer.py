@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from isoscale.engine.fitting import FittedStates, fit, fitted
 from isoscale.engine.journal import Journal
 from isoscale.engine.loaders import read_dataset
 from isoscale.engine.memory import explained
+from isoscale.engine.monitored import check_monitors, check_without_evaluation
 from isoscale.engine.monitors import Best, Patience
 from isoscale.engine.planner import Due, Planner
 from isoscale.engine.precision import Precision
@@ -93,19 +93,9 @@ class Trainer:
         torch.set_num_threads(self.decided.threads)
         found = accelerators.find(self.decided.device)
         precision = Precision(self.decided.precision, found.kind)
-        num_shards = tree_shards(settings.parallel.reduce, settings.parallel.shards)
-        check_shards(num_shards)
-        if num_shards > 1:
-            check_world(self.ranks.world, num_shards)
+        num_shards = self._num_shards
         place(task, found, precision, settings.parallel.reduce == "tree", self.observers.note)
-        roles = RoleMaker(data, settings, found, self.ranks, num_shards, self.decided.first_world)
-        if roles.unused:
-            self.observers.note(f"the loaders decide about batches: {', '.join(roles.unused)} is not used", "warning")
-        self.train = roles.train(settings.train.accumulate, self.decided.residency)
-        self.decided.residency = self.train.residency
-        self.val = roles.evaluation("val", settings.train.limit_val_batches)
-        if self.val is not None:
-            read_dataset(self.val, "val", settings, found.device, self.observers.note)
+        self._take_roles(data, found)
         self._check_data(task)
         self.plan = self._planner(self.train)
         view = lightning.TrainerView(self._where, self.plan.num_steps, self.train.plan.steps_per_epoch, self.ranks)
@@ -122,14 +112,43 @@ class Trainer:
             )  # fmt: skip
         if self.decided.reduce != "tree":
             self._share_batch_norms(task)
-        self.agreed.vote_with(self.parts.step)
-        self.parts.program.profile = self.profile
-        if self.parts.step is not None:
-            self.parts.step.forward.mark = self.profile
-            if self.parts.step.overlap is not None:
-                self.parts.step.overlap.profile = self.profile
-        self.exhibition = Exhibition(self.parts, settings.observe, self.observers)
+        self._connect()
         self._register()
+
+    @property
+    def _num_shards(self) -> int:
+        """Of a batch in `tree`, if the ranks can share them out."""
+        section = self.settings.parallel
+        count = tree_shards(section.reduce, section.shards)
+        check_shards(count)
+        if section.reduce == "tree":
+            check_world(self.ranks.world, count)
+        return count
+
+    def _take_roles(self, data: Any, found: Accelerator) -> None:
+        """The training and validation data, shared out among the ranks."""
+        roles, section = self._roles(data, found), self.settings.train
+        if roles.unused:
+            self.observers.note(f"the loaders decide about batches: {', '.join(roles.unused)} is not used", "warning")
+        self.train = roles.train(section.accumulate, self.decided.residency)
+        self.decided.residency = self.train.residency
+        self.val = roles.evaluation("val", section.limit_val_batches)
+        if self.val is not None:
+            read_dataset(self.val, "val", self.settings, found.device, self.observers.note)
+
+    def _roles(self, data: Any, found: Accelerator) -> RoleMaker:
+        return RoleMaker(data, self.settings, found, self.ranks, self._num_shards, self.decided.first_world)
+
+    def _connect(self) -> None:
+        """Let votes travel with the step, and those who watch see it."""
+        step = self.parts.step
+        self.agreed.vote_with(step)
+        self.parts.program.profile = self.profile
+        if step is not None:
+            step.forward.mark = self.profile
+            if step.overlap is not None:
+                step.overlap.profile = self.profile
+        self.exhibition = Exhibition(self.parts, self.settings.observe, self.observers, self.ranks)
 
     def _choose_reduction(self, task: Any) -> None:
         if self.decided.reduce == "auto":
@@ -350,47 +369,19 @@ class Trainer:
 
     def role(self, data: Any, name: str, limit: Limit) -> Role | None:
         """Another role of the data, shared out among the ranks as the others are."""
-        num_shards = tree_shards(self.settings.parallel.reduce, self.settings.parallel.shards)
-        maker = RoleMaker(data, self.settings, self.parts.accelerator, self.ranks, num_shards, self.decided.first_world)
-        return maker.evaluation(name, limit)
+        return self._roles(data, self.parts.accelerator).evaluation(name, limit)
 
     def _rehearse_evaluation(self) -> None:
         """Evaluate one batch before training: a mistake in it shows now, and the monitored metric must be there."""
         if self.progress.step:
             return
         if self.val is None or self.plan.evaluate.unit == "never":
-            for key, name in self._watched().items():
-                if not name.endswith("_epoch"):
-                    raise UserError(f"{key} is {name!r}, but nothing is evaluated; train/loss_epoch is always there")
+            check_without_evaluation(self.settings)
             return
         rehearsed = replace(self.val, plan=limited(self.val.plan, 1))
         values = self.evaluate("val", rehearsed)
         self.parts.train_stage.enter()
-        names = [*values, *(f"{name}_epoch" for name in ("train/loss",))]
-        watched = {"checkpoint.monitor": self.settings.checkpoint.monitor, **self._watched()}
-        for key, name in watched.items():
-            self._check_monitor(key, name, names)
-
-    def _watched(self) -> dict[str, str]:
-        """The metrics that steer the training, by the key that names them."""
-        watched = {}
-        if self.settings.train.early_stopping:
-            watched["train.early_stopping.monitor"] = self.settings.train.early_stopping.monitor
-        if self.settings.schedule.name == "plateau":
-            watched["schedule.monitor"] = self.settings.schedule.monitor
-        return watched
-
-    def _check_monitor(self, key: str, name: str, names: list[str]) -> None:
-        if name in names or (name.startswith("train") and name.endswith("_epoch")):
-            return  # what the training logs is not known yet
-        if key == "checkpoint.monitor" and name == "val/loss":  # nobody chose it
-            self.observers.note(
-                f"the validation logs no val/loss but {', '.join(names)}; the last checkpoint is the best"
-            )
-            return
-        close = get_close_matches(name, names, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(names)}"
-        raise UserError(f"{key} is {name!r}, which the validation does not log; {hint}")
+        check_monitors(self.settings, [*values, "train/loss_epoch"], self.observers.note)
 
     def _watch(self) -> None:
         """The first rank looks at files and clock for all."""
