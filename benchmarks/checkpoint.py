@@ -90,6 +90,8 @@ def trial(
         "plain copy into memory at hand (`copy_`)": seconds(lambda: torch._foreach_copy_(copies, all_tensors(state))),
         "staging": seconds(lambda: saver.save(number, state)),
     }
+    if DEVICE.type == "cuda":
+        found["plain copy to the host (`cpu`)"] = seconds(lambda: [tensor.cpu() for tensor in all_tensors(state)])
     assert saver._thread is not None
     thread, begin = saver._thread, time.perf_counter()
     busy = steps.while_(lambda _: thread.is_alive())

@@ -296,3 +296,25 @@ def test_a_nan_latches_and_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="NaN or infinite"):
         isoscale.Trainer(merged(BASE, {"train": {"program": "graphed"}}), run=tmp_path).fit(made, poisoned)
     assert all(bool(parameter.isfinite().all()) for parameter in made.parameters())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("policy", ["skip", "zero", "rollback"])
+def test_steps_that_are_not_finite_are_left_out_of_captured_launches_too(
+    policy: str, optimizer: str, tmp_path: Path
+) -> None:
+    rows = data()
+    rows.train.tensors["input"][517] = float("nan")  # the first hundred are evaluated too
+    choice = {
+        "train": {"nan": policy, "ema": 0.9},
+        "optimizer": {"name": optimizer},
+        "checkpoint": {"every": "50 steps"},
+    }
+    runs = []
+    for program_name in ("eager", "graphed"):
+        recipe = merged(BASE, choice, {"train": {"program": program_name, **choice["train"]}})
+        made = isoscale.Trainer(recipe, run=tmp_path / program_name).fit(task(norm=True), rows)
+        runs.append(made)
+    assert sha(runs[0]) == sha(runs[1])
+    assert timeless(runs[0]) == timeless(runs[1])
+    assert sum(value for _, value in runs[1].history("train/not_finite")) > 0
