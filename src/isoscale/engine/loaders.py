@@ -244,20 +244,24 @@ def _call(owner: Any, name: str, *arguments: Any) -> None:
         method(*arguments)
 
 
-def read_dataset(role: "Role", name: str, settings: Settings, device: torch.device, say: Callable[[str], None]) -> None:
+def read_dataset(
+    role: "Role", name: str, settings: Settings, device: torch.device, say: Callable[[str], None], ranks: Ranks
+) -> None:
     """Let the dataset of a role be read by the worker processes that the recipe, or the loader, asks for."""
     if isinstance(role.feed, HostFeed) and is_dataset(role.source):
         loaded = role.loaded.role(name) if role.loaded is not None else None
-        role.feed.read_with(_fetcher(role.source, loaded, settings, device, say))
+        cores = max(1, int(usable_cores() / ranks.num_here))
+        role.feed.read_with(_fetcher(role.source, loaded, settings, device, say, cores))
     elif name == "train" and settings.data.workers not in ("auto", 0):
         say("data.workers is not used: worker processes are for a Dataset, which is read sample by sample")
 
 
 def _fetcher(
-    source: Source, loaded: Loaded | None, settings: Settings, device: torch.device, say: Callable[[str], None]
-) -> Fetcher:
+    source: Source, loaded: Loaded | None, settings: Settings, device: torch.device, say: Callable[[str], None],
+    cores: int,
+) -> Fetcher:  # fmt: skip
     asked, method = settings.data.workers, start_method(device)
-    count = count_workers(asked, loaded.num_workers if loaded else None, usable_cores())
+    count = count_workers(asked, loaded.num_workers if loaded else None, cores)
     why = why_not_sent(source) if count and method == "spawn" else None
     if why is not None and asked != "auto":
         raise UserError(

@@ -33,10 +33,14 @@ class Profile:
     also inside a captured step, so that the phases are those of the device and not of the host that issues them.
     """
 
-    def __init__(self, accelerator: Accelerator, trace: Path | None = None) -> None:
-        """`trace` is where torch's trace of a few steps goes."""
+    def __init__(self, accelerator: Accelerator, trace: Path | None = None, tracing: bool | None = None) -> None:
+        """`trace` is where torch's trace of a few steps goes; `tracing` says whether any rank writes one.
+
+        All ranks pause before and after it, so that they ask for votes equally often.
+        """
         self._accelerator = accelerator
         self._trace = trace
+        self._tracing = trace is not None if tracing is None else tracing
         self._seconds: dict[str, float] = {}
         self._calls: dict[str, int] = {}
         self._marks: Marks = []
@@ -139,12 +143,15 @@ class Profile:
     def end_of_trace(self, step: int, boundary: int, num_steps: int) -> int | None:
         """Where the trace ends if it should begin at `step`; None where it should not."""
         due = step >= min(TRACED_FROM, num_steps // 2)
-        return min(boundary, step + TRACED_STEPS) if due and self._trace is not None else None
+        return min(boundary, step + TRACED_STEPS) if due and self._tracing else None
 
     @contextmanager
     def traced(self) -> Iterator[None]:
         """Write torch's trace of what happens inside, once."""
-        assert self._trace is not None
+        self._tracing = False
+        if self._trace is None:  # another rank does
+            yield
+            return
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._accelerator.kind == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -156,7 +163,6 @@ class Profile:
         with self.action("tracing"), _quiet():
             profiler.stop()
             profiler.export_chrome_trace(str(self._trace))
-        self._trace = None
 
     def actions(self) -> list[Action]:
         """What was done, the phases of a step first; the total comes last, and what no clock saw before it."""

@@ -48,7 +48,8 @@ class ProgramMaker:
         self._reseed = reseeder(self.settings.seed, self.parts.accelerator)
         task, configured = self.parts.task, self.parts.configured
         self._after_step = hooks.after_step(task, self.view, configured, self.forward.compute)
-        read_dataset(self.parts.train, "train", self.settings, self.parts.accelerator.device, self.say)
+        device, ranks = self.parts.accelerator.device, self.reducer.ranks
+        read_dataset(self.parts.train, "train", self.settings, device, self.say, ranks)
 
     def make(self) -> Program:
         """The program; why it is not the fastest one, where it is not, is part of the decision."""

@@ -80,7 +80,7 @@ class Trainer:
         self._saver = _saver(directory, settings.checkpoint.keep, metric_log) if directory else None
         self._metric_log = metric_log
         trace = directory.trace if directory else None
-        self.profile = Profile(accelerators.find(decided.device), trace) if profile else None
+        self.profile = Profile(accelerators.find(decided.device), trace, self._saving) if profile else None
         self._clock = time.perf_counter()
         self._undo: Callable[[], None] = lambda: None
 
@@ -134,7 +134,7 @@ class Trainer:
         self.decided.residency = self.train.residency
         self.val = roles.evaluation("val", section.limit_val_batches)
         if self.val is not None:
-            read_dataset(self.val, "val", self.settings, found.device, self.observers.note)
+            read_dataset(self.val, "val", self.settings, found.device, self.observers.note, self.ranks)
 
     def _roles(self, data: Any, found: Accelerator) -> RoleMaker:
         return RoleMaker(data, self.settings, found, self.ranks, self._num_shards, self.decided.first_world)

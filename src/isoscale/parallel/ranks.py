@@ -42,6 +42,11 @@ class Ranks:
         """Whether there is nobody to agree with."""
         return self.world == 1
 
+    @property
+    def num_here(self) -> int:
+        """Ranks on this host, which share its cores."""
+        return self.hosts.count(self.hosts[self.rank]) if self.rank < len(self.hosts) else 1
+
     def sum_(self, tensor: Tensor, what: str = "a sum over ranks") -> None:
         """Add the tensors of all ranks, in place."""
         if not self.alone:
