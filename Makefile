@@ -9,7 +9,7 @@ pip_install := $(python) -m pip install --quiet --quiet --disable-pip-version-ch
 pytest := $(python) -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick lint types format docs bench wheel clean
+.PHONY: help train test quick nightly cluster lint types format docs bench wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,12 @@ test: lint types  ## Install the tools, check style and types, run all tests wit
 
 quick: .venv/installed-dev  ## Run the fast tests only: the inner loop
 	@$(pytest) -m "not slow" $(ARGS)
+
+nightly: .venv/installed-dev  ## Run what takes minutes: faults at random moments, a new seed each time
+	@$(python) -m pytest -m nightly -s $(ARGS)
+
+cluster: .venv/installed-dev  ## Run the tests on a real Slurm and real MPI, where these are installed (as root)
+	@$(python) -m pytest -m "cluster and not nightly" $(ARGS)
 
 lint: .venv/installed-dev  ## Check style and formatting
 	@$(python) -m ruff check .

@@ -24,8 +24,8 @@ PATIENCE = 120.0
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["isoscale.api", "isoscale.cli.main", "isoscale.science.images", "torch.distributed", "torchmetrics.classification", "pytest",
-     "torch._dynamo", "tests.helpers"]
+    ["isoscale.api", "isoscale.cli.main", "isoscale.science.images", "torch.distributed",
+     "torchmetrics.classification", "pytest", "torch._dynamo", "tests.helpers"]
 )  # fmt: skip
 
 
@@ -153,10 +153,6 @@ class Command:
             if self.processes[rank].is_alive():
                 os.kill(self.pids[rank], number)
 
-    def said(self, rank: int = 0) -> str:
-        """What a rank has written so far."""
-        return _text(self._files[rank], "out") + _text(self._files[rank], "err")
-
     def ended(self, seconds: float = PATIENCE) -> list[Ended]:
         """How all ranks ended by themselves; fails where one has not."""
         until, found, late = time.monotonic() + seconds, [], []
@@ -170,11 +166,6 @@ class Command:
             found.append(Ended(process.exitcode or 0, _text(file, "out"), _text(file, "err"), seconds_taken))
         assert not late, f"ranks {late} did not end by themselves: {[(end.code, end.out, end.err) for end in found]}"
         return found
-
-    @property
-    def codes(self) -> list[int]:
-        """The exit codes of all ranks, once they have ended; negative for a signal."""
-        return [end.code for end in self.ended()]
 
 
 def _text(file: Path, kind: str) -> str:
@@ -196,7 +187,6 @@ def _be_command(
     sys.path.insert(0, str(folder))
     for kind, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(file.with_suffix(f".{kind}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
-    sys.stdin = open(os.devnull)
     torch.set_num_threads(1)
     sys.argv = ["isoscale", *words]
     code: Any = 1

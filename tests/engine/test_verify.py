@@ -11,6 +11,8 @@ import isoscale
 from tests.helpers import QUIET
 from tests.ranks import on_ranks, train_on
 
+pytestmark = pytest.mark.slow
+
 ROWS = {"input": torch.randn(64, 3, generator=torch.Generator().manual_seed(0)), "target": torch.ones(64, 1)}
 KEYS = {**QUIET, "data.batch_size": 8, "train.epochs": 4, "observe.every": 4, "parallel.verify": 10}
 

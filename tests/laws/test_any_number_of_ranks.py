@@ -57,6 +57,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_tree_gives_the_same_bits_on_any_number_of_ranks(variant: str, tmp_path: Path) -> None:
     options = {**ODD, **VARIANTS[variant], "parallel__reduce": "tree"}
@@ -73,6 +74,7 @@ def test_two_epochs_of_digits_are_the_same_on_any_number_of_ranks(tmp_path: Path
     assert timeless(runs[0]) == timeless(runs[1]) == timeless(runs[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residency", ["device", "host"])
 def test_where_the_data_lives_does_not_matter_to_any_rank(residency: str, tmp_path: Path) -> None:
     options = {**ODD, "parallel__reduce": "tree", "data__residency": residency}
@@ -82,6 +84,7 @@ def test_where_the_data_lives_does_not_matter_to_any_rank(residency: str, tmp_pa
 
 
 @pytest.mark.parametrize("reduce", ["flat", "overlap"])
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_fast_reductions_agree_with_one_rank_to_rounding(reduce: str, accumulate: int, tmp_path: Path) -> None:
     options = {
@@ -94,6 +97,7 @@ def test_the_fast_reductions_agree_with_one_rank_to_rounding(reduce: str, accumu
         assert_close(read_weights(run.checkpoint()), alone, f"{reduce} on {world} ranks")
 
 
+@pytest.mark.slow
 def test_tree_and_flat_agree_to_rounding(tmp_path: Path) -> None:
     """Without batch norm, whose statistics are those of a shard in `tree` and of the batch in `flat`."""
     options = {**ODD, "train__steps": 50, "train__epochs": 20, "optimizer__name": "sgd", "optimizer__lr": 0.05}
@@ -114,6 +118,7 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], where: s
             assert torch.equal(found[name], tensor), f"{where}: {name}"
 
 
+@pytest.mark.slow
 def test_a_last_batch_smaller_than_the_ranks_leaves_some_of_them_idle(tmp_path: Path) -> None:
     options = {**ODD, "data__batch_size": 82}  # 411 = 5 * 82 + 1
     for reduce in ("tree", "flat"):

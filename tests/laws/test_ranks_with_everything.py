@@ -20,6 +20,8 @@ from tests.helpers import sha, timeless
 from tests.laws.test_any_number_of_ranks import assert_close
 from tests.ranks import fit_on
 
+pytestmark = pytest.mark.slow
+
 SGD = {"optimizer__name": "sgd", "optimizer__lr": 0.05, "train__epochs": 2, "observe__every": 2}
 TREE = {"parallel__reduce": "tree"}
 

@@ -12,6 +12,8 @@ from tests.laws.test_any_number_of_ranks import ODD, small_network, without_norm
 from tests.laws.test_stop_is_invisible import continued_at
 from tests.ranks import fit_on, on_ranks
 
+pytestmark = pytest.mark.slow
+
 EVERY_STEP = {**ODD, "checkpoint__every": "1 steps", "checkpoint__keep": 100, "observe__every": 3, "train__ema": 0.9}
 STEPS = 8
 

@@ -1,5 +1,6 @@
 """The training loop: run to the next boundary, do what is due there, until the end."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -333,6 +334,7 @@ class Trainer:
             values = {**self.journal.end_epoch(), **values}
             if self.parts.configured:
                 self.parts.configured.after_epoch(epoch + 1, values)
+        self._tell_not_finite(values)
         best = self.best.watch(values, progress.step)
         progress.ended = self.patience.watch(values)
         if progress.ended:
@@ -346,6 +348,15 @@ class Trainer:
         if due.evaluate and self.val is not None:
             self.exhibition.evaluated(progress.step, epoch, self.val, self.loss_weights)
         return best
+
+    def _tell_not_finite(self, values: dict[str, float]) -> None:
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        if bad:
+            self.observers.note(
+                f"{', '.join(bad)} at step {self.progress.step} {'is' if len(bad) == 1 else 'are'} NaN or infinite: "
+                "look for bad samples in the data; training goes on, and `best` is not moved",
+                "warning",
+            )
 
     @property
     def loss_weights(self) -> dict[str, float]:

@@ -71,6 +71,7 @@ class _Rank:
         self.rank = rank
         self.was_told = False
         """Whether the launcher has ended it."""
+        self._passed_on: set[int] = set()
         self.lines: deque[str] = deque(maxlen=LINES_SHOWN)
         # In a group of its own, it gets a Ctrl-C of the terminal once, from the launcher, and not twice.
         self.process: subprocess.Popen[str] = subprocess.Popen(
@@ -87,6 +88,7 @@ class _Rank:
     def tell(self, number: int) -> None:
         """Send a signal to a process that still runs."""
         if self.process.poll() is None:
+            self._passed_on.add(number)
             self.process.send_signal(number)
 
     def end(self, number: int) -> None:
@@ -97,8 +99,12 @@ class _Rank:
 
     @property
     def code(self) -> int | None:
-        """The exit code; negative for a signal, None while it runs."""
-        return self.process.poll()
+        """The exit code; negative for a signal, None while it runs.
+
+        One that a request to stop has ended, because it came before the process could listen, has stopped on request.
+        """
+        code = self.process.poll()
+        return START_AGAIN if code is not None and -code in self._passed_on - {signal.SIGINT} else code
 
     @property
     def failed(self) -> bool:
