@@ -1,7 +1,10 @@
 """One start of a training: find or make the run, build what the recipe says, train, and write down how it went."""
 
 import gc
+import math
 import shutil
+import socket
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
@@ -25,6 +28,8 @@ from isoscale.engine.sharing import told
 from isoscale.engine.show import look
 from isoscale.engine.trainer import Trainer as Engine
 from isoscale.errors import PeerFailed, Stopped, UserError
+from isoscale.launch import stretches
+from isoscale.launch.submission import SUBMITTED
 from isoscale.observe.console import Console
 from isoscale.observe.events import Ended, Observer, Started
 from isoscale.observe.loggers.background import Background
@@ -78,6 +83,8 @@ class Session:
     _waits: list[float] = field(default_factory=list, init=False)
     """Seconds that each rank waited for others, where that is measured."""
     _loggers: list[Background] = field(default_factory=list, init=False)
+    _began: float | None = field(default=None, init=False)
+    """When training began, for the ledger; one that goes back to a checkpoint has begun before."""
 
     @property
     def recipe(self) -> Recipe:
@@ -127,6 +134,9 @@ class Session:
     def _remembered(self) -> tuple[dict[str, Any], Decisions]:
         """The record of the run, and what was decided at its first start, or is decided now."""
         record = self.directory.read() if self.directory and self.directory.exists else {}
+        if record.get("status") == SUBMITTED:  # nothing but a job was there before: this is no continuation
+            record = {}
+            self.notes.clear()
         if "decided" not in record:
             return record, Decisions.make(self.settings, self.ranks.world)
         try:
@@ -144,10 +154,13 @@ class Session:
         state = told(self._saved_state(observers), self.ranks)
         metric_log = self._open_logs(observers, state)
         self._open_loggers(observers, loggers)
+        before: Engine | None = getattr(self, "engine", None)
         self.engine = engine = Engine(
             self.settings, decided, observers, self.directory, metric_log, self.profile, self.ranks,
             self.where is not None,
         )  # fmt: skip
+        if before is not None:  # asked for on the way back to a checkpoint
+            engine.stop.reason = before.stop.reason
         engine.rolled_back = [(first, last) for first, last in record.get("rolled_back", [])]
         try:
             with world.guarded():  # here, so that what is written down is the reason on whichever rank
@@ -163,7 +176,7 @@ class Session:
                 with suppress(OSError):  # a full disk would hide what went wrong
                     self._fail(observers, error)
             engine.release()
-            if not record and self.directory and not engine.started:
+            if not record and self.directory and not engine.started and not (self.directory.path / "slurm").is_dir():
                 shutil.rmtree(self.directory.path, ignore_errors=True)  # nothing was earned yet: leave no litter
             raise
         self._end(observers, "done", "")
@@ -182,9 +195,10 @@ class Session:
         except NotFinite as error:  # on all ranks alike
             if self.recipe.train.nan == "rollback":
                 self._go_back(error)
-            if self.ranks.is_first:
-                explain(self, observers, error)
-            self.ranks.any(False, "the diagnosis of rank 0")
+            with world.guarded(timeout=math.inf):  # a search that takes long is no rank that hangs
+                if self.ranks.is_first:
+                    explain(self, observers, error)
+                self.ranks.any(False, "the diagnosis of rank 0")
             raise
         if engine.profile is not None:
             self._waits = self.ranks.hear(engine.profile.seconds("waiting"), "how long every rank waited")
@@ -290,6 +304,9 @@ class Session:
                      device=engine.parts.accelerator.description,
                      given=type(self.given.task).__qualname__ if self.given else None)  # fmt: skip
         self._record(starts=self._starts())
+        if self._began is None:
+            self._began = time.monotonic()
+            self._record(stretches=stretches.begun(self._stretches(), engine.progress.step, self._hosts()))
         name, where = self.loaded.name, str(self.directory.path) if self.directory else ""
         rows = start_rows(self)
         plan = engine.plan
@@ -301,6 +318,12 @@ class Session:
             observers.note(f"this run is complete: all its {plan.num_steps:,} steps are done")
         observers.notify(Started(name, where, rows, engine.progress.step, plan.num_steps,
                                  plan.batches.steps_per_epoch, flat(self.loaded.values), layers))  # fmt: skip
+
+    def _stretches(self) -> list[stretches.Stretch]:
+        return list(self.directory.read().get("stretches", [])) if self.directory else []
+
+    def _hosts(self) -> Sequence[str]:
+        return [socket.gethostname()] if self.ranks.alone else self.ranks.hosts
 
     def _starts(self) -> list[dict[str, int]]:
         """From which steps on the run was so long and logged so often; what a later start did anew does not count."""
@@ -338,6 +361,11 @@ class Session:
         if best is not None:
             values["epoch"] = progress.step // engine.train.plan.steps_per_epoch
             values["best"] = {"name": best.monitor, "value": best.value, "step": best.step}
+        if self._began is not None:
+            seconds = time.monotonic() - self._began
+            values["stretches"] = stretches.ended(
+                self._stretches(), status, progress.step, seconds, _peak_memory(engine)
+            )
         self._record(**values)
         if engine.profile is not None and engine.started:
             self._report_profile(observers, engine.profile)

@@ -6,7 +6,21 @@ from typing import Annotated, NoReturn
 import typer
 
 from isoscale._version import __version__
-from isoscale.cli import apply, compare, data, doctor, init, recipe, report, reproduce, runs, tensorboard, train
+from isoscale.cli import (
+    apply,
+    compare,
+    data,
+    doctor,
+    init,
+    jobs,
+    recipe,
+    report,
+    reproduce,
+    runs,
+    submit,
+    tensorboard,
+    train,
+)
 from isoscale.errors import INTERRUPTED, PeerFailed, Stopped, exit_code
 
 app = typer.Typer(
@@ -19,6 +33,10 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("test")(apply.test)
 app.command("predict")(apply.predict)
+app.command("submit")(submit.submit)
+app.command("status")(jobs.status)
+app.command("cancel")(jobs.cancel)
+app.command("logs")(jobs.logs)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("reproduce")(reproduce.reproduce)
@@ -60,7 +78,7 @@ def run() -> None:
         code = stopped.exit_code
     except SystemExit as end:
         code = end.code
-        if code == INTERRUPTED and _speaks():
+        if code == INTERRUPTED and _speaks() and not _has_launched():
             print("interrupted", file=sys.stderr)
     except Exception as error:
         code = exit_code(error)
@@ -84,6 +102,12 @@ def _speaks() -> bool:
     """Whether this process tells the user; several ranks cannot have met where their module was never imported."""
     world = sys.modules.get("isoscale.parallel.world")
     return world is None or world.speaks()
+
+
+def _has_launched() -> bool:
+    """Whether this process has started ranks, of which the first one speaks."""
+    local = sys.modules.get("isoscale.launch.local")
+    return local is not None and not local.is_rank()
 
 
 def _exit(code: int | str | None) -> NoReturn:

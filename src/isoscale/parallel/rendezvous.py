@@ -5,8 +5,10 @@ import json
 import os
 import socket
 import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,6 +24,8 @@ PATIENCE = "ISOSCALE_JOIN_TIMEOUT"
 """The variable that says how many seconds to wait for all ranks."""
 DEFAULT_PATIENCE = 300.0
 LOOK_EVERY = 0.1
+ANSWER = 20.0
+"""Seconds after which what listens but does not answer is not rank 0; torch itself would wait for ever."""
 STAY = 2.0
 """Seconds that the host of the store stays after it gave up, so that others can read why."""
 
@@ -74,23 +78,45 @@ class Rendezvous:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
         self._hosts_store = environment.rank == 0 and not environment.store_runs
-        if not self._hosts_store:
+        if self._hosts_store:
+            self._be_there()
+        else:
             self._wait_for_server()
-        self.store = prefixed(f"isoscale/{environment.attempt}", self._connect())
+        # Ranks of another job that meet at the same port by accident find a room of their own.
+        self.store = prefixed(f"isoscale/{environment.job}/{environment.attempt}", self._connect())
+
+    def _be_there(self) -> None:
+        """Make sure that the others look for rank 0 where it is, if nobody said where that is."""
+        here = self._environment
+        if here.inferred_from and not is_own(here.address):
+            raise UserError(
+                f"rank 0 is on {socket.gethostname()}, but the others look for it on {here.address}, because of "
+                f"{here.inferred_from}: export MASTER_ADDR={socket.gethostname()} and pass it on to all ranks"
+            )
 
     def _connect(self) -> Store:
         here = self._environment
         try:
-            return dist.TCPStore(  # type: ignore[attr-defined]
-                here.address, here.port, is_master=self._hosts_store, wait_for_workers=False,
-                timeout=timedelta(seconds=self._seconds),
-            )  # fmt: skip
+            return self._open() if self._hosts_store else _within(min(ANSWER, self._seconds), self._open)
         except dist.DistError as error:
+            where = f"{here.address} port {here.port}"
+            if self._hosts_store and is_taken(here.port):
+                raise UserError(
+                    f"rank 0 cannot listen at {where}: another program does, maybe another training, or a second "
+                    f"process that was told to be rank 0\ntake another port: export MASTER_PORT={free_port()}"
+                ) from None
             raise UserError(
-                f"rank {here.rank} cannot {'listen at' if self._hosts_store else 'use'} {here.address} port "
-                f"{here.port} (MASTER_ADDR, MASTER_PORT): {str(error).splitlines()[0]}\n"
+                f"rank {here.rank} cannot {'listen at' if self._hosts_store else 'use'} {where} "
+                f"(MASTER_ADDR, MASTER_PORT): {str(error).splitlines()[0]}\n"
                 "take the host of rank 0 and a port that is free there"
             ) from None
+
+    def _open(self) -> Store:
+        here = self._environment
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            here.address, here.port, is_master=self._hosts_store, wait_for_workers=False,
+            timeout=timedelta(seconds=self._seconds),
+        )  # fmt: skip
 
     def _wait_for_server(self) -> None:
         """Wait until somebody listens, with an eye on Ctrl-C and without the many words of torch."""
@@ -144,7 +170,7 @@ class Rendezvous:
         here = self._environment
         hosts = {here.node_of(rank): comer.host for rank, comer in found.items()}
         hosts.pop(None, None)
-        known = {rank: hosts.get(here.node_of(rank)) for rank in missing}
+        known = {rank: here.hosts[rank] if here.hosts else hosts.get(here.node_of(rank)) for rank in missing}
         names = ", ".join(f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in known.items())
         came = ", ".join(f"rank {rank} from {comer}" for rank, comer in found.items())
         return (
@@ -152,6 +178,23 @@ class Rendezvous:
             f"there were: {came}\n"
             f"look at why the others did not start, or wait longer: {PATIENCE}={2 * self._seconds:g}"
         )
+
+
+def _within(seconds: float, function: Callable[[], Store]) -> Store:
+    """What a function returns or raises; a DistError if it takes too long, and then it is left to itself."""
+    answer: Future[Store] = Future()
+
+    def call() -> None:
+        try:
+            answer.set_result(function())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        raise dist.DistError(f"something listens there, but did not answer for {seconds:g} s as rank 0 would") from None
 
 
 def _myself(environment: Environment) -> Comer:
@@ -167,6 +210,37 @@ def own_address(towards: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
+
+
+def is_own(host: str) -> bool:
+    """Whether a name or an address is that of this machine."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def is_taken(port: int) -> bool:
+    """Whether another program listens at a port of this machine."""
+    return not _can_bind(socket.AF_INET, ("", port))
+
+
+def free_port() -> int:
+    """A port of this machine at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _can_bind(family: int, address: Any) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+        return True
 
 
 def interface(comers: Sequence[Comer], rank: int) -> str | None:

@@ -19,6 +19,7 @@ ABSENT = _Absent()
 HARMLESS: tuple[KeyPath, ...] = (
     ("name",),
     ("observe",),
+    ("launch",),
     ("checkpoint",),
     ("train", "steps_per_launch"),
     ("train", "stop_after"),

@@ -1,0 +1,117 @@
+"""`isoscale status`, `isoscale cancel` and `isoscale logs`: what runs and jobs do now."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isoscale.cli import complete
+from isoscale.cli.output import print_json
+from isoscale.cli.runs import _print_columns as print_columns
+
+if TYPE_CHECKING:
+    from isoscale.launch.jobs import Standing, Tail
+
+LOOK_EVERY = 1.0
+TITLES = ("start", "job", "hosts", "ranks", "steps", "status", "device hours")
+SomeRun = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN", help="Directory or name of a run; by default the newest.", autocompletion=complete.runs
+    ),
+]
+
+
+def status(
+    run: SomeRun = None, as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False
+) -> None:
+    """Show how a run stands: its Slurm job, its step, and every start with what it cost."""
+    standing = _standing(run)
+    if as_json:
+        print_json(standing.as_dict())
+        return
+    from isoscale.observe.text import table
+
+    record = standing.run.record
+    of = f", step {standing.step} of {record['num_steps']}" if standing.step is not None else ""
+    rows = [
+        *([("job", _job(standing))] if standing.job else []),
+        ("training", standing.run.status + of),
+        *([("message", standing.run.message)] if standing.run.message else []),
+    ]
+    print("\n".join([str(standing.run.path), *table(rows)]))
+    stretches = record.get("stretches", [])
+    if stretches:
+        print()
+        print_columns([TITLES, *(_row(stretch) for stretch in stretches)])
+
+
+def cancel(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Directory or name.", autocompletion=complete.runs)],
+) -> None:
+    """End the Slurm job of a run, or ask a training on this machine to stop; either saves first."""
+    import shlex
+
+    standing = _standing(run)
+    how = "submit" if standing.is_queued else "train"
+    print(standing.cancel())
+    print(f"go on later with: isoscale {how} --run {shlex.quote(str(standing.run.path))}")
+
+
+def logs(
+    run: SomeRun = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Show what comes, until the end.")] = False,
+) -> None:
+    """Show what a run has written: the output of its last Slurm job, or its log."""
+    from isoscale.launch.jobs import Tail
+
+    standing = _standing(run)
+    tails = {name: Tail(path) for name, path in standing.logs().items()}
+    shown = _show(tails)
+    if follow:
+        while _standing(str(standing.run.path)).is_active:
+            time.sleep(LOOK_EVERY)
+            shown = _show(tails) or shown
+        _show(tails)
+    elif not shown:
+        print(f"nothing was written yet; {_job(standing) if standing.job else standing.run.status}", file=sys.stderr)
+
+
+def _standing(run: str | None) -> "Standing":
+    from isoscale.launch.jobs import Standing
+    from isoscale.run import Run
+
+    return Standing.of(Run.find(run))
+
+
+def _show(tails: "dict[str, Tail]") -> bool:
+    """Print what is new, errors where errors go; whether there was something."""
+    found = [(name, text) for name, tail in tails.items() for text in tail.more()]
+    for name, text in found:
+        print(text, end="", flush=True, file=sys.stderr if name == "err" else sys.stdout)
+    return bool(found)
+
+
+def _job(standing: "Standing") -> str:
+    found = standing.queued
+    if found is None:
+        return f"{standing.job}, no longer known to Slurm"
+    words = f"{standing.job}, {found.state}"
+    if found.state == "RUNNING":
+        return f"{words} on {found.reason} for {found.elapsed} of {found.limit}"
+    if not found.is_active:
+        return f"{words} after {found.elapsed}"
+    start = f", expected to start at {found.start.replace('T', ' ')}" if found.start not in ("", "N/A") else ""
+    return f"{words} ({found.reason}){start}"
+
+
+def _row(stretch: dict[str, Any]) -> tuple[str, ...]:
+    restart = f" (restart {stretch['restart']})" if stretch["restart"] else ""
+    last = "…" if stretch["last_step"] is None else stretch["last_step"]
+    hours = stretch["device_hours"]
+    return (
+        stretch["started"][:16].replace("T", " "), f"{stretch['job'] or '-'}{restart}", ",".join(stretch["hosts"]),
+        str(stretch["ranks"]), f"{stretch['first_step']}–{last}", stretch["status"],
+        "" if hours is None else f"{hours:.3g}",
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""How runs stand, told from Slurm where a job trains them and from their own records where not."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from isoscale.errors import UserError
+from isoscale.launch import slurm
+from isoscale.run import Run
+
+STOP = "STOP"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a run is."""
+
+    run: Run
+    job: str | None
+    """The number of the Slurm job that trains it, or did."""
+    queued: slurm.Queued | None
+    """What Slurm says of that job; None where it does not know it."""
+
+    @classmethod
+    def of(cls, run: Run) -> "Standing":
+        """Ask Slurm, and its accounting where the job is long over."""
+        job = _job(run)
+        found = (slurm.queued(job) or slurm.accounted(job)) if job and slurm.is_here() else None
+        return cls(run, job, found)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether a job runs or waits."""
+        return self.queued is not None and self.queued.is_active
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it trains or will."""
+        return self.is_queued or self.run.status == "running"
+
+    @property
+    def step(self) -> int | None:
+        """The last step that was logged."""
+        found = (_last_logged(self.run.directory.metrics), self.run.record.get("step"))
+        return max((step for step in found if step is not None), default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        record = self.run.record
+        return {
+            "path": str(self.run.path), "status": self.run.status, "message": self.run.message, "step": self.step,
+            "num_steps": record.get("num_steps"), "job": self.job, "slurm": self.queued and asdict(self.queued),
+            "stretches": record.get("stretches", []),
+        }  # fmt: skip
+
+    def cancel(self) -> str:
+        """End the job, or ask a training of this machine to stop; says what was done."""
+        if self.is_queued and self.job is not None:
+            slurm.cancel(self.job)
+            return f"job {self.job} is cancelled; a training that runs saves first, and ends"
+        if self.run.status == "running":
+            (self.run.path / STOP).touch()
+            return f"asked the training in {self.run.path} to stop: it saves, and ends"
+        raise UserError(f"nothing trains in {self.run.path}: it is {self.run.status}")
+
+    def logs(self) -> dict[str, Path]:
+        """The files that are written for people: of the job, or of the training itself."""
+        outputs = {name: self.run.path / "slurm" / f"{self.job}.{name}" for name in ("out", "err")}
+        if self.job is not None and (self.is_queued or outputs["out"].exists()):
+            return outputs
+        return {"out": self.run.directory.log}
+
+
+def _job(run: Run) -> str | None:
+    """The job of the last start, or one that was submitted since."""
+    record = run.record
+    stretches = record.get("stretches") or [{}]
+    if run.status == "running":
+        return stretches[-1].get("job")
+    submitted = (record.get("job") or {}).get("id")
+    return submitted or stretches[-1].get("job")
+
+
+def _last_logged(path: Path) -> int | None:
+    try:
+        lines = path.read_bytes()[-4096:].splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):  # half a line
+            continue
+    return None
+
+
+class Tail:
+    """A file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        """May not be there yet."""
+        self._path = path
+        self._position = 0
+
+    def more(self) -> Iterator[str]:
+        """What has come since the last time."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                text = file.read()
+        except FileNotFoundError:
+            return
+        self._position += len(text)
+        if text:
+            yield text.decode(errors="replace")

@@ -1,0 +1,128 @@
+"""From a recipe to a job in the queue: what to ask for, the script, and a run directory that waits for it."""
+
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isoscale.errors import UserError
+from isoscale.launch import slurm
+from isoscale.launch.config import merged, notice, resources
+from isoscale.launch.job_script import Job
+from isoscale.launch.profiles import read_profile
+from isoscale.recipe.load import LoadedRecipe, load_recipe
+from isoscale.recipe.schema import Launch
+
+SUBMITTED = "submitted"
+"""The status of a run that waits for its job."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job, and the run that it is to train."""
+
+    job: Job
+    loaded: LoadedRecipe
+    is_new: bool
+    """Whether the run has not been started yet."""
+
+    def send(self) -> tuple[str, Path]:
+        """Put the job into the queue; its number and the run directory.
+
+        Slurm keeps the job until the directory, which is named after the job, is there.
+        """
+        number = slurm.submit_held(self.job.script())
+        folder = self.job.folder_of(number)
+        try:
+            self._prepare(folder, number)
+            slurm.release(number)
+        except BaseException:
+            with suppress(UserError):
+                slurm.cancel(number)
+            raise
+        return number, folder
+
+    def _prepare(self, path: Path, number: str) -> None:
+        from isoscale.engine.run_directory import RunDirectory
+
+        directory = RunDirectory(path)
+        if self.is_new:
+            directory.create(self.loaded.to_yaml())
+            directory.update(status=SUBMITTED, name=self.loaded.name)
+        directory.update(job={"id": number, "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+        (path / "slurm").mkdir(exist_ok=True)
+        (path / "slurm" / "job.sh").write_text(self.job.script(), encoding="utf-8")
+
+
+def plan(
+    recipe: str | None, overrides: Sequence[str], options: Mapping[str, Any], *, num_gpus: int | None = None,
+    cluster: str | None = None, run: Path | None = None, words: Sequence[str] = (), command: Sequence[str] = (),
+) -> Submission:  # fmt: skip
+    """What would be submitted: nothing has happened yet.
+
+    `options` are keys of the `launch` section; `words` are passed on to `isoscale train`.
+    """
+    is_new = run is None or not (run / "run.json").is_file()
+    if run is not None:
+        _check_run(run, is_new)
+    source = recipe if is_new or recipe is not None else str(run and run / "recipe.yaml")
+    profile = read_profile(cluster) if cluster is not None else {}
+    of_recipe = load_recipe(source, overrides).recipe.launch.model_dump()
+    launch = merged(of_recipe, profile, options)
+    counts = resources(launch, num_gpus)
+    notice(launch)  # or says that it is too long
+    loaded = load_recipe(source, overrides, check_components=_is_own_environment(launch))
+    folder = f"runs/{loaded.name.replace('/', '-')}" if run is None else str(run)
+    if not folder.isprintable() or any(sign in folder for sign in '"\\'):
+        raise UserError(f"{folder!r} cannot stand in a job script; choose another directory with --run DIR")
+    # A new run has its recipe in its directory, so that a file that is changed while the job waits changes nothing.
+    passed = [*([recipe] if recipe is not None else []), *overrides] if not is_new else []
+    job = Job(
+        loaded.name, folder, run is None, [*passed, *words], program(launch), launch, counts,
+        " ".join(shlex.join(command).split()),
+    )  # fmt: skip
+    return Submission(job, loaded, is_new)
+
+
+def _check_run(run: Path, is_new: bool) -> None:
+    """Refuse a directory that another job is about to train in, or that is something else."""
+    if is_new:
+        if run.exists() and (not run.is_dir() or any(run.iterdir())):
+            raise UserError(f"{run} is there and holds no run; choose another directory with --run DIR")
+        return
+    job = job_of(run)
+    found = slurm.queued(job) if job else None
+    if found is not None and found.is_active:
+        raise UserError(
+            f"job {job} is {found.state} and trains in {run}; wait for its end, or end it: isoscale cancel "
+            f"{shlex.quote(str(run))}"
+        )
+
+
+def job_of(run: Path) -> str | None:
+    """The number of the last job of a run, if it was submitted."""
+    import json
+
+    try:
+        return str(json.loads((run / "run.json").read_text())["job"]["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_own_environment(launch: Launch) -> bool:
+    """Whether the job runs in the environment of this process, so that components can be looked at here."""
+    return not (launch.container or launch.activate or launch.modules)
+
+
+def program(launch: Launch) -> str:
+    """How the job calls isoscale: by its name where the job's environment has it, else by the path of this one."""
+    beside = Path(sys.executable).parent / "isoscale"
+    found = shutil.which("isoscale")
+    if not _is_own_environment(launch) or not beside.exists() or (found and Path(found).samefile(beside)):
+        return "isoscale"
+    return str(beside)
