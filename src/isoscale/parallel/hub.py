@@ -143,6 +143,7 @@ class _Member:
     left: bool = False
     """Whether it has said that it is done."""
     gone: bool = False
+    hung_up: bool = False
 
 
 @dataclass
@@ -215,9 +216,17 @@ class Hub:
     def _hang_up(self, line: Line, member: _Member | None) -> None:
         self._selector.unregister(line)
         line.close()
+        if member is not None:
+            member.hung_up = True
         if member is not None and not member.left:
             member.gone = True
             self._first_gone = self._first_gone or self._clock()
+
+    def see_off(self, seconds: float) -> None:
+        """Stay until all other ranks have hung up: what they were told last would be lost with this process."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(not each.hung_up for each in self._members.values() if each.rank):
+            time.sleep(0.01)
 
     def _judge(self, now: float) -> None:
         """Find out whether a rank is missing; one that said why it failed is never missing."""
@@ -261,7 +270,8 @@ class Hub:
             self._tell(cause=asdict(cause))
 
     def _tell(self, **message: Any) -> None:
-        for member in self._members.values():
+        """The first rank comes last: when it has heard the end, the hub may end with it."""
+        for member in sorted(self._members.values(), key=lambda each: -each.rank):
             if not member.gone:
                 member.line.send(**message)
 

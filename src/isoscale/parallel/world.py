@@ -25,6 +25,8 @@ from isoscale.parallel.watch import Watch
 
 NO_LIMIT = timedelta(days=30)
 """For a single collective: it is the watch that ends a wait, and it can name who is missing."""
+SEEING_OFF = 5.0
+"""Seconds that rank 0 stays at the end for the others to hear that it is the end."""
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 
 
@@ -174,6 +176,8 @@ def leave() -> None:
     if error is not None:
         member.watch.failed(error)
     member.watch.leave()
+    if member.hub is not None and member.watch.cause is None:
+        member.hub.see_off(SEEING_OFF)
     if dist.is_initialized() and member.watch.cause is None:
         dist.destroy_process_group()
     _membership = None
