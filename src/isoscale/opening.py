@@ -7,7 +7,7 @@ from typing import Any
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.run_directory import RunDirectory
 from isoscale.errors import UserError
-from isoscale.parallel import world
+from isoscale.parallel import environment, world
 from isoscale.recipe.compare import describe, differences, harmful
 from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved
 from isoscale.session import Given, Session
@@ -23,6 +23,7 @@ def open_session(
     ranks = world.join(accelerators.find().kind)
     if ranks.alone:
         session = _opened(source, overrides, run, given, save, profile)
+        session.notes += [note] if (note := environment.find().note) else []
         session.where = session.directory.path if session.directory else None
         return session
     with world.guarded():

@@ -15,7 +15,7 @@ from tests.cluster.namespaces import Pair, host_file
 
 RECIPE = ("images/digits", "train.epochs=2", "parallel.reduce=tree", "train.threads=1")
 ISOSCALE = str(Path(sys.executable).with_name("isoscale"))
-PATIENCE = 25
+PATIENCE = 60
 CLEAN = {
     key: value
     for key, value in os.environ.items()
