@@ -235,6 +235,7 @@ def test_a_checkpoint_of_lightning_starts_a_run(tmp_path: Path):
     assert '"net.", with which their names begin, becomes "model.layers."' in (run.path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_command_that_starts_from_a_plain_file_says_so_and_one_that_cannot_leaves_nothing(tmp_path: Path):
     network = nn.Module()
     network.layers = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))

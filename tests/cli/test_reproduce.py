@@ -1,6 +1,10 @@
 import json
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_equal_is_code_0_not_equal_is_1_and_impossible_is_2(isoscale, copied):
     run = copied()

@@ -99,6 +99,7 @@ def test_the_level_makes_it_quiet(isoscale):
     assert done.out == "done at step 2, in a\n"
 
 
+@pytest.mark.slow
 def test_a_class_in_a_file_of_the_current_folder_is_found(tmp_path: Path):
     (tmp_path / "my_module.py").write_text(MY_TASK)
     (tmp_path / "mine.yaml").write_text(

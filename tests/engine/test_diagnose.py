@@ -14,6 +14,8 @@ from isoscale.engine.journal import NotFinite
 from isoscale.engine.watch import Watch
 from tests.helpers import QUIET
 
+pytestmark = pytest.mark.slow
+
 
 class Net(nn.Module):
     """Two layers, and something in between that may break down."""

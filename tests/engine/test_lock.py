@@ -15,6 +15,8 @@ from isoscale.engine.lock import NAME, RunLock, is_held
 from isoscale.engine.run_directory import RunDirectory
 from isoscale.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 FORK = multiprocessing.get_context("fork")
 
 

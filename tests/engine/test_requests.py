@@ -14,6 +14,8 @@ from isoscale.engine.stop import StopRequest, deadline
 from isoscale.errors import Stopped
 from tests.helpers import sha, timeless, train
 
+pytestmark = pytest.mark.slow
+
 LONG = {"train__epochs": 40, "checkpoint__every": "never", "checkpoint__keep": 100, "train__evaluate": "never"}
 
 

@@ -12,6 +12,8 @@ from isoscale.engine.checkpoint import read_weights
 from isoscale.engine.journal import NotFinite
 from tests.helpers import QUIET, sha, timeless
 
+pytestmark = pytest.mark.slow
+
 BAD = 37
 """The sample that holds a NaN."""
 

@@ -15,6 +15,8 @@ import isoscale
 from isoscale.engine.metrics import MetricStates, adds_up, compute, reset, update
 from tests.engine.lightning_modules import CLASSES, FEATURES, points
 
+pytestmark = pytest.mark.slow
+
 
 def multiclass(cls: Any, **options: Any) -> Any:
     return cls(task="multiclass", num_classes=CLASSES, **options)

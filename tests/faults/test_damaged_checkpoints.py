@@ -17,6 +17,8 @@ from isoscale.engine.checkpoint import CheckpointError, Checkpoints, read
 from isoscale.errors import UserError
 from tests.helpers import cli, sha, timeless, train
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"data__subset": 300, "task__model__widths": [64, 16, 10], "checkpoint__keep": 3}
 FILES = ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"]
 

@@ -15,6 +15,8 @@ import pytest
 from tests.helpers import sha, timeless
 from tests.ranks import Command, command_on
 
+pytestmark = pytest.mark.slow
+
 RECIPE = ["train", "--run", "run", "train.epochs=4", "data.subset=300", "observe.every=2", "observe.level=error",
           "observe.tensorboard=1", "train.threads=1"]  # fmt: skip
 """Five steps an epoch, a checkpoint after each: of the steps 5, 10, 15 and 20."""

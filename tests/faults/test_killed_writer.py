@@ -10,6 +10,8 @@ import pytest
 
 from tests.helpers import QUIET, cli, sha, timeless
 
+pytestmark = pytest.mark.slow
+
 DRIVER = '''
 """isoscale's command line, killed in one phase of writing the checkpoint of a step; each step once."""
 import os, signal, sys

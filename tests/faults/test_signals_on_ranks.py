@@ -19,6 +19,8 @@ from tests.helpers import command, sha, timeless
 from tests.parallel.processes import Ended, is_alive, wait_until_gone
 from tests.ranks import Command, command_on
 
+pytestmark = pytest.mark.slow
+
 RECIPE = ["train", "--run", "run", "train.epochs=4", "data.subset=300", "observe.every=2", "observe.tensorboard=0",
           "checkpoint.keep=10", "parallel.reduce=tree", "train.threads=1", "data.eval_batch_size=4"]  # fmt: skip
 """Five steps an epoch, and 45 batches in an evaluation."""

@@ -16,6 +16,8 @@ from tests.helpers import sha, timeless
 from tests.parallel.processes import Ended
 from tests.ranks import command_on
 
+pytestmark = pytest.mark.slow
+
 TASK = """
 import os, time
 from pathlib import Path

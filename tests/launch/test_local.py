@@ -15,6 +15,8 @@ from tests.cli.test_stopping import on_a_terminal
 from tests.helpers import cli, command
 from tests.parallel.processes import wait_until_gone
 
+pytestmark = pytest.mark.slow
+
 TINY = ("train", "train.epochs=1", "observe.tensorboard=0", "--run", "a")
 LONG = ("train", "train.epochs=5000", "observe.tensorboard=0", "--run", "a", "--devices", "2")
 

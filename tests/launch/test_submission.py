@@ -234,6 +234,7 @@ def test_a_local_run_is_shown_stopped_and_read(tmp_path: Path, isoscale):
     assert refused.code == 2 and "nothing trains in runs/a: it is done" in refused.err
 
 
+@pytest.mark.slow
 def test_a_training_on_this_machine_is_cancelled_by_asking_it_to_stop(tmp_path: Path, isoscale):
     words = command("train", "train.epochs=100000", "observe.tensorboard=0", "--run", "runs/a")
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

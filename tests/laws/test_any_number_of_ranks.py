@@ -13,6 +13,8 @@ from isoscale.engine.checkpoint import read_weights
 from tests.helpers import sha, timeless
 from tests.ranks import fit_on, train_on
 
+pytestmark = pytest.mark.slow
+
 WORLDS = [2, 4]
 
 

@@ -9,6 +9,7 @@ from tests.helpers import sha, timeless, train
 SHORT = {"train__epochs": 3, "observe__every": 7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", ["flat", "tree"])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_residency_does_not_change_a_bit(reduce: str, accumulate: int, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def continued_at(step: int, whole: Path, into: Path) -> Path:
     return into
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", ["flat", "tree"])
 def test_restoring_at_every_step_gives_the_same_remainder(reduce: str, tmp_path: Path) -> None:
     options = {**EVERYTHING, "parallel__reduce": reduce, "checkpoint__every": "1 steps", "checkpoint__keep": 100}

@@ -12,6 +12,8 @@ from isoscale.parallel import watch as watches
 from isoscale.parallel.hub import AwakeClock, Cause, Hub
 from isoscale.parallel.watch import Watch
 
+pytestmark = pytest.mark.slow
+
 HOSTS = ("n1", "n1", "n2")
 BROKEN = RuntimeError("[x/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 

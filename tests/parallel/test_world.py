@@ -15,6 +15,8 @@ from isoscale.parallel.ranks import ALONE
 from isoscale.parallel.rendezvous import Comer, interface
 from tests.parallel.processes import ends, free_port, ranks, variables
 
+pytestmark = pytest.mark.slow
+
 JOINING = Path(__file__).with_name("joining.py")
 HOST = socket.gethostname()
 

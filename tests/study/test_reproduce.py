@@ -15,6 +15,8 @@ from isoscale.study import reproduce as module
 from isoscale.study.reproduce import reproduce, text
 from tests.helpers import train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
