@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from isoscale.engine.accelerator import Moment
+from isoscale.engine.pairs import as_total
 from isoscale.engine.profile import Profile, Travels
 from isoscale.errors import UserError
 from isoscale.parallel.ranks import Ranks
@@ -108,7 +109,7 @@ def overlapped(
                     "parallel.reduce: overlap cannot accumulate terms of the loss that have weights of their own "
                     f"({', '.join(names)}); use parallel.reduce=flat or train.accumulate=1"
                 )
-            amounts = [_as_total(weight, record.device) for _, weight in groups]
+            amounts = [as_total(weight, record.device) for _, weight in groups]
             (_whole(groups, amounts, ranks) if divided else groups[0][0]).backward()
             totals = [one + other for one, other in zip(totals, amounts, strict=True)] if totals else amounts
             step.mark("backward")
@@ -128,12 +129,6 @@ def _whole(groups: list[tuple[Tensor, Any]], amounts: list[Tensor], ranks: Ranks
     sums = torch.stack(amounts)
     ranks.sum_(sums, "the weights of a batch")
     return torch.stack([total / weight.to(total.dtype) for (total, _), weight in zip(groups, sums, strict=True)]).sum()
-
-
-def _as_total(weight: Any, device: torch.device) -> Tensor:
-    if isinstance(weight, Tensor):
-        return weight.detach().to(torch.float64)
-    return torch.full((), weight, dtype=torch.float64, device=device)
 
 
 def _explained(compute: Callable[..., Any], *arguments: Any) -> Any:

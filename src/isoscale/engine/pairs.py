@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -61,3 +62,10 @@ class Pair:
             total.add_(self._mean.detach(), alpha=self.weight)
         else:
             total.add_(self.sum.detach())
+
+
+def as_total(weight: Tensor | float, device: torch.device) -> Tensor:
+    """A weight as a device tensor, made by a fill: a copy from the host could not be captured."""
+    if isinstance(weight, Tensor):
+        return weight.detach().to(torch.float64, copy=True)
+    return torch.full((), weight, dtype=torch.float64, device=device)

@@ -15,7 +15,7 @@ from isoscale.engine.ema import Average
 from isoscale.engine.losses import as_pair
 from isoscale.engine.optimizers import plain_step, set_lr
 from isoscale.engine.overlap import Overlap, overlapped
-from isoscale.engine.pairs import Pair
+from isoscale.engine.pairs import Pair, as_total
 from isoscale.engine.precision import Precision
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.soundness import Soundness
@@ -389,10 +389,3 @@ def _divide(tensors: list[Tensor], divisor: Tensor) -> None:
     """Divide in place, each tensor in its own dtype."""
     for dtype in {tensor.dtype: None for tensor in tensors}:
         torch._foreach_div_([tensor for tensor in tensors if tensor.dtype == dtype], divisor.to(dtype))
-
-
-def as_total(weight: Tensor | float, device: torch.device) -> Tensor:
-    """A weight as a device tensor, made by a fill: a copy from the host could not be captured."""
-    if isinstance(weight, Tensor):
-        return weight.detach().to(torch.float64, copy=True)
-    return torch.full((), weight, dtype=torch.float64, device=device)
