@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,14 @@ class RunDirectory:
         self.trace = path / "profile" / "trace.json"
 
     @classmethod
-    def fresh(cls, name: str) -> "RunDirectory":
-        """A new directory below `runs`, named after the recipe and the time."""
-        stem = f"{name.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-        names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
-        return cls(next(ROOT / candidate for candidate in names if _claim(ROOT / candidate)))
+    def fresh(cls, name: str, job: str = "") -> "RunDirectory":
+        """A new directory below `runs`, named after the recipe and the batch job, or the time where there is none."""
+        return cls(next(path for path in _candidates(name, job or time.strftime("%Y%m%d-%H%M%S")) if _claim(path)))
+
+    @classmethod
+    def of_job(cls, name: str, job: str) -> list["RunDirectory"]:
+        """The directories that a batch job has given to runs of a recipe, oldest first."""
+        return [cls(path) for path in takewhile(Path.exists, _candidates(name, job))]
 
     @property
     def exists(self) -> bool:
@@ -85,6 +89,13 @@ class RunDirectory:
     def update(self, **values: Any) -> None:
         """Change entries of run.json."""
         write_aside(self.record, json.dumps({**self.read(), **values}, indent=1))
+
+
+def _candidates(name: str, suffix: str) -> Iterator[Path]:
+    """Where the runs of one job, or of one second, go."""
+    stem = f"{name.replace('/', '-')}-{suffix}"
+    yield ROOT / stem
+    yield from (ROOT / f"{stem}-{number}" for number in range(2, 1000))
 
 
 def _claim(path: Path) -> bool:

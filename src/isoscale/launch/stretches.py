@@ -12,10 +12,9 @@ def begun(
     before: Sequence[Stretch], step: int, hosts: Sequence[str], variables: Mapping[str, str] = os.environ
 ) -> list[Stretch]:
     """The ledger with a stretch that begins now; one before it that never ended was killed."""
-    restarts = variables.get("SLURM_RESTART_COUNT", "")
     stretch = {
-        "job": variables.get("SLURM_JOB_ID"),
-        "restart": int(restarts) if restarts.isdigit() else 0,
+        "job": slurm_job(variables) or None,
+        "restart": _restart(variables),
         "hosts": list(dict.fromkeys(hosts)),
         "ranks": len(hosts),
         "started": _now(),
@@ -27,6 +26,23 @@ def begun(
         "peak_memory": None,
     }
     return [*(_closed(earlier) for earlier in before), stretch]
+
+
+def is_from_before(stretches: Sequence[Stretch], variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether a run was trained by this job, and not since the job was put back into the queue."""
+    last = stretches[-1] if stretches else {}
+    return last.get("job") == slurm_job(variables) and last.get("restart", 0) < _restart(variables)
+
+
+def slurm_job(variables: Mapping[str, str] = os.environ) -> str:
+    """The number of the Slurm job, as its commands take it: `7`, or `7_2` for a task of an array; empty outside."""
+    array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else variables.get("SLURM_JOB_ID", "")
+
+
+def _restart(variables: Mapping[str, str]) -> int:
+    count = variables.get("SLURM_RESTART_COUNT", "")
+    return int(count) if count.isdigit() else 0
 
 
 def _closed(stretch: Stretch) -> Stretch:
