@@ -1,56 +1,97 @@
-"""`isoscale doctor`: is this machine ready to train?"""
+"""`isoscale doctor`: is this machine, or are all machines of this job, ready to train?"""
 
+import os
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from isoscale.cli.output import print_json
-from isoscale.errors import USER_CAN_FIX
+from isoscale.errors import USER_CAN_FIX, UserError
 
 if TYPE_CHECKING:
-    from isoscale.observe.doctor import Finding
+    from isoscale.observe.doctor.finding import Finding
 
 
 def doctor(
+    devices: Annotated[
+        int | None,
+        typer.Option("--devices", min=1, metavar="N", help="Check N processes on this machine, and between them."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check what training needs on this machine, and say what to do where something is missing."""
-    from dataclasses import asdict
+    """Check what training needs on this machine, or on all of a job, and say what to do where something is missing.
 
+    Several ranks, as srun, mpirun or torchrun start them, give one report, with the network between their hosts.
+    """
+    if devices is not None and devices > 1:
+        _become_a_rank_or_start_them(devices)
     findings = []
     for finding in _findings():
         findings.append(finding)
         if not as_json:
             print(_line(finding), flush=True)
     num_problems = sum(finding.verdict == "problem" for finding in findings)
-    if as_json:
-        print_json({"ok": num_problems == 0, "findings": [asdict(finding) for finding in findings]})
+    if as_json and findings:
+        print_json({"ok": num_problems == 0, "findings": [finding.shown() for finding in findings]})
     if num_problems:
         raise typer.Exit(USER_CAN_FIX)
 
 
+def _become_a_rank_or_start_them(num_ranks: int) -> None:
+    from isoscale.launch.local import is_rank, launch
+
+    if not is_rank():
+        raise typer.Exit(launch(num_ranks, sys.argv))
+
+
 def _findings() -> Iterator["Finding"]:
-    from isoscale.data.files import data_folder
-    from isoscale.engine.run_directory import ROOT
-    from isoscale.observe.doctor import examine, folder
+    """What this process has to say: of several ranks, one speaks for all."""
+    from isoscale.parallel.environment import find
 
-    yield from examine()
-    yield folder("runs folder", Path(ROOT), must_be_writable=True)
-    yield folder("data folder", data_folder(), must_be_writable=False)
-    yield _data_sets()
+    try:
+        environment = find()
+    except UserError as error:
+        yield _contradiction(error)
+        yield from _of_one()
+        return
+    if environment.world > 1:
+        # What torch says of its connections would stand between the findings; it must know before it is imported.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        from isoscale.cli.doctor_ranks import of_ranks
+
+        yield from of_ranks(environment)
+    else:
+        yield from _of_one()
+        yield _alone(environment.launcher, environment.note)
 
 
-def _data_sets() -> "Finding":
-    from isoscale.cli.data import presence
-    from isoscale.observe.doctor import Finding
-    from isoscale.science.catalog import CATALOG
+def _of_one() -> Iterator["Finding"]:
+    from isoscale.cli.doctor_host import of_host
+    from isoscale.observe.doctor.cluster import slurm
 
-    there = [name for name, entry in CATALOG.items() if presence(entry)["present"]]
-    return Finding("data", "ok", f"there: {', '.join(there) or 'none'}; `isoscale data get` lists all")
+    yield from of_host()
+    yield from slurm()
+
+
+def _contradiction(error: UserError) -> "Finding":
+    from isoscale.observe.doctor.finding import Finding
+
+    return Finding("launcher", "problem", str(error))
+
+
+def _alone(launcher: str, note: str) -> "Finding":
+    from isoscale.observe.doctor.finding import Finding
+
+    if note:
+        text, _, advice = note.partition("; ")
+        return Finding("launcher", "warning", text, advice)
+    text = "one process, which trains alone" if launcher == "nobody" else f"{launcher}: one rank"
+    return Finding("launcher", "ok", text)
 
 
 def _line(finding: "Finding") -> str:
     advice = f": {finding.advice}" if finding.advice else ""
-    return f"{finding.verdict:<8} {finding.subject:<14} {finding.text}{advice}"
+    host = f"{finding.host}: " if finding.host else ""
+    return f"{finding.verdict:<8} {finding.subject:<14} {host}{finding.complete().text}{advice}"

@@ -8,16 +8,18 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from isoscale.errors import UserError
 from isoscale.parallel.environment import Environment
 
+Result = TypeVar("Result")
 Store = Any
 """A store of torch.distributed, whose type torch does not declare."""
 PATIENCE = "ISOSCALE_JOIN_TIMEOUT"
@@ -83,7 +85,8 @@ class Rendezvous:
         else:
             self._wait_for_server()
         # Ranks of another job that meet at the same port by accident find a room of their own.
-        self.store = prefixed(f"isoscale/{environment.job}/{environment.attempt}", self._connect())
+        self._room = f"isoscale/{environment.job}/{environment.attempt}"
+        self.store = prefixed(self._room, self._connect())
 
     def _be_there(self) -> None:
         """Make sure that the others look for rank 0 where it is, if nobody said where that is."""
@@ -97,8 +100,10 @@ class Rendezvous:
     def _connect(self) -> Store:
         here = self._environment
         try:
-            return self._open() if self._hosts_store else _within(min(ANSWER, self._seconds), self._open)
-        except dist.DistError as error:
+            if self._hosts_store:
+                return self._open(is_master=True)
+            return within(min(ANSWER, self._seconds), partial(self._open, is_master=False))
+        except (dist.DistError, TimeoutError) as error:
             where = f"{here.address} port {here.port}"
             if self._hosts_store and is_taken(here.port):
                 raise UserError(
@@ -107,14 +112,18 @@ class Rendezvous:
                 ) from None
             raise UserError(
                 f"rank {here.rank} cannot {'listen at' if self._hosts_store else 'use'} {where} "
-                f"(MASTER_ADDR, MASTER_PORT): {str(error).splitlines()[0]}\n"
+                f"(MASTER_ADDR, MASTER_PORT): {_reason(error)}\n"
                 "take the host of rank 0 and a port that is free there"
             ) from None
 
-    def _open(self) -> Store:
+    def another_store(self) -> Store:
+        """The same store over another connection: a thread that waits in the first one keeps it."""
+        return prefixed(self._room, self._open(is_master=False))
+
+    def _open(self, is_master: bool) -> Store:
         here = self._environment
         return dist.TCPStore(  # type: ignore[attr-defined]
-            here.address, here.port, is_master=self._hosts_store, wait_for_workers=False,
+            here.address, here.port, is_master=is_master, wait_for_workers=False,
             timeout=timedelta(seconds=self._seconds),
         )  # fmt: skip
 
@@ -180,9 +189,18 @@ class Rendezvous:
         )
 
 
-def _within(seconds: float, function: Callable[[], Store]) -> Store:
-    """What a function returns or raises; a DistError if it takes too long, and then it is left to itself."""
-    answer: Future[Store] = Future()
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"something listens there that is not rank 0: {error}"
+    return str(error).splitlines()[0]
+
+
+def within(seconds: float, function: Callable[[], Result], look: Callable[[], None] = lambda: None) -> Result:
+    """What a function returns or raises; a TimeoutError if it takes too long, and then it is left to itself.
+
+    It runs beside this thread, which hears signals meanwhile and now and then has a `look` at whether to go on.
+    """
+    answer: Future[Result] = Future()
 
     def call() -> None:
         try:
@@ -191,10 +209,12 @@ def _within(seconds: float, function: Callable[[], Store]) -> Store:
             answer.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
-    try:
-        return answer.result(seconds)
-    except TimeoutError:
-        raise dist.DistError(f"something listens there, but did not answer for {seconds:g} s as rank 0 would") from None
+    until = time.monotonic() + seconds
+    while not wait([answer], LOOK_EVERY).done:
+        look()
+        if time.monotonic() > until:
+            raise TimeoutError(f"no answer for {seconds:g} s")
+    return answer.result()
 
 
 def _myself(environment: Environment) -> Comer:
@@ -252,10 +272,11 @@ def interface(comers: Sequence[Comer], rank: int) -> str | None:
     mine = comers[rank]
     elsewhere = [comer.address for comer in comers if comer.host != mine.host]
     address = own_address(elsewhere[0]) if elsewhere and mine.address.startswith("127.") else mine.address
-    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
 
 
-def _address_of(name: str) -> str | None:
+def address_of(name: str) -> str | None:
+    """The address of a network interface, if it has one."""
     request = 0x8915  # SIOCGIFADDR, on Linux
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,4 +1,4 @@
-"""Look at this machine as a run will find it: one finding a question, each with what to do about it."""
+"""Look at this machine as a run will find it: interpreter, devices, cores, memory and packages."""
 
 import importlib
 import importlib.metadata
@@ -8,34 +8,21 @@ import re
 import shutil
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
+import torch.distributed as dist
 
 from isoscale._version import __version__
+from isoscale.observe.doctor.cluster import mpi
+from isoscale.observe.doctor.finding import GIB, Amount, Finding, in_gib
 from isoscale.observe.machine import total_memory, usable_cores, usable_memory
 
-GIB = 2**30
-ENOUGH_DISK = 2 * GIB
 ENOUGH_MEMORY = 2 * GIB
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 STEP_SIZE = 512
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found about one subject."""
-
-    subject: str
-    verdict: Literal["ok", "warning", "problem"]
-    text: str
-    advice: str = ""
-    """What to do, unless all is well."""
 
 
 def examine() -> Iterator[Finding]:
@@ -49,7 +36,7 @@ def python_version() -> Iterator[Finding]:
     supported = (3, 11) <= sys.version_info[:2] < (3, 14)
     advice = "" if supported else "use Python 3.11, 3.12 or 3.13"
     yield Finding("python", "ok" if supported else "problem", f"{platform.python_version()}, {sys.executable}", advice)
-    yield Finding("isoscale", "ok", f"{__version__}, {Path(__file__).parents[1]}")
+    yield Finding("isoscale", "ok", f"{__version__}, {Path(__file__).parents[2]}")
 
 
 def torch_build() -> Iterator[Finding]:
@@ -59,13 +46,26 @@ def torch_build() -> Iterator[Finding]:
     yield Finding("torch", "ok", f"{torch.__version__}, built for {', '.join(built_for) or 'the CPU alone'}")
 
 
+def collectives() -> Iterator[Finding]:
+    """The libraries that carry tensors between ranks."""
+    if not (dist.is_available() and dist.is_gloo_available()):
+        advice = "one process trains; for several, install a torch from pytorch.org"
+        yield Finding("collectives", "warning", "this torch has no Gloo, which ranks talk through", advice)
+        return
+    found = ["Gloo"]
+    if dist.is_nccl_available():
+        found.append("NCCL " + ".".join(map(str, torch.cuda.nccl.version())))
+    found += ["XCCL"] * dist.is_xccl_available()
+    yield Finding("collectives", "ok", ", ".join(found))
+
+
 def devices() -> Iterator[Finding]:
     """Accelerators that torch can use, and drivers that it cannot."""
-    for device in _accelerators():
-        yield Finding("device", "ok", _device_words(device))
+    for device in accelerators():
+        yield Finding("device", "ok", device_words(device))
     if NVIDIA_DRIVER.exists() and not torch.cuda.is_available():
         yield _unused_nvidia()
-    elif not _accelerators():
+    elif not accelerators():
         yield Finding("device", "ok", "cpu; no accelerator found")
 
 
@@ -78,7 +78,8 @@ def _unused_nvidia() -> Finding:
     return Finding("device", "problem", text, advice)
 
 
-def _accelerators() -> list[torch.device]:
+def accelerators() -> list[torch.device]:
+    """Every device that torch can use besides the CPU."""
     found = [
         torch.device(kind, index)
         for kind, module in (("cuda", torch.cuda), ("xpu", torch.xpu))
@@ -88,27 +89,31 @@ def _accelerators() -> list[torch.device]:
     return found + [torch.device("mps")] * torch.backends.mps.is_available()
 
 
-def _device_words(device: torch.device) -> str:
+def device_words(device: torch.device) -> str:
+    """A device with its name and memory."""
     if device.type == "mps":
         return "mps"
     module = torch.cuda if device.type == "cuda" else torch.xpu
     memory = module.get_device_properties(device).total_memory
-    return f"{device} ({module.get_device_name(device)}, {_gib(memory)})"
+    return f"{device} ({module.get_device_name(device)}, {in_gib(memory)})"
 
 
 def training_step() -> Iterator[Finding]:
     """A small real step, forward and backward, on each device."""
-    for device in (torch.device("cpu"), *_accelerators()):
-        try:
-            _step(device)  # the first one loads libraries
-            start = time.perf_counter()
-            _step(device)
-            seconds = time.perf_counter() - start
-        except Exception as error:
-            text = f"{device}: {type(error).__name__}: {error}"
-            yield Finding("training step", "problem", text.partition("\n")[0], "this torch does not fit this device")
-        else:
-            yield Finding("training step", "ok", f"{device}: {1e3 * seconds:.2g} ms, {STEP_SIZE} rows of {STEP_SIZE}")
+    yield from map(step_on, (torch.device("cpu"), *accelerators()))
+
+
+def step_on(device: torch.device) -> Finding:
+    """A small real step on one device."""
+    try:
+        _step(device)  # the first one loads libraries
+        start = time.perf_counter()
+        _step(device)
+        taken = Amount(1e3 * (time.perf_counter() - start), "ms")
+    except Exception as error:
+        text = f"{device}: {type(error).__name__}: {error}"
+        return Finding("training step", "problem", text.partition("\n")[0], "this torch does not fit this device")
+    return Finding("training step", "ok", f"{device}: {STEP_SIZE} rows of {STEP_SIZE}", amounts=(taken,))
 
 
 def _step(device: torch.device) -> None:
@@ -138,10 +143,10 @@ def cores() -> Iterator[Finding]:
 def memory() -> Iterator[Finding]:
     """Memory that may be used before the system ends the process."""
     usable, total = usable_memory(), total_memory()
-    limit = f", limited to {_gib(usable)} by a control group" if usable < total else ""
+    limit = f", limited to {in_gib(usable)} by a control group" if usable < total else ""
     is_enough = usable >= ENOUGH_MEMORY
     advice = "" if is_enough else "ask for more memory (--mem of a Slurm job, --memory of a container)"
-    yield Finding("memory", "ok" if is_enough else "warning", _gib(total) + limit, advice)
+    yield Finding("memory", "ok" if is_enough else "warning", in_gib(total) + limit, advice)
 
 
 def tensorboard() -> Iterator[Finding]:
@@ -170,8 +175,15 @@ def compiler() -> Iterator[Finding]:
 
 def extras() -> Iterator[Finding]:
     """Which groups of optional packages are complete."""
+    try:
+        requirements = importlib.metadata.requires("isoscale") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(
+            "extras", "warning", "isoscale is used, but not installed", "pip install it: its extras are not known"
+        )
+        return
     groups: dict[str, list[bool]] = {}
-    for requirement in importlib.metadata.requires("isoscale") or []:
+    for requirement in requirements:
         extra = re.search(r"extra == ['\"]([^'\"]+)", requirement)
         name = re.match(r"[\w.-]+", requirement)
         if extra and name:
@@ -190,37 +202,10 @@ def _is_installed(package: str) -> bool:
     return True
 
 
-def folder(subject: str, path: Path, *, must_be_writable: bool) -> Finding:
-    """Whether files can be written below a folder, which need not be there yet, and how much room there is."""
-    existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
-    text = f"{path}, {_gib(free)} free"
-    reason = _refusal(existing)
-    if reason:
-        verdict: Literal["warning", "problem"] = "problem" if must_be_writable else "warning"
-        return Finding(subject, verdict, f"{path}: {reason}", f"make {existing} writable, or work in another folder")
-    if free < ENOUGH_DISK:
-        return Finding(subject, "warning", text, "make room: checkpoints and data need it")
-    return Finding(subject, "ok", text)
-
-
-def _refusal(folder: Path) -> str:
-    """Why nothing can be written into a folder; nothing if it can."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"\0")
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.1f} GiB"
-
-
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     python_version,
     torch_build,
+    collectives,
     devices,
     training_step,
     cores,
@@ -228,5 +213,6 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     tensorboard,
     compiler,
     extras,
+    mpi,
 )
 """The questions, in the order in which they are answered."""
