@@ -1,13 +1,14 @@
 """Which run a command means: a new one, or one that is continued, also where several ranks open it together."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.run_directory import RunDirectory
+from isoscale.engine.settings import threads_asked
 from isoscale.errors import UserError
-from isoscale.parallel import environment, world
+from isoscale.launch import stretches
+from isoscale.parallel import environment, preflight, world
 from isoscale.recipe.compare import describe, differences, harmful
 from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved
 from isoscale.session import Given, Session
@@ -27,16 +28,35 @@ def open_session(
         session.where = session.directory.path if session.directory else None
         return session
     with world.guarded():
+        asked = [*["--profile"] * profile, *([type(given.task).__qualname__] if given else [])]
+        preflight.check_words(ranks, source, overrides, asked)
         found = _opened(source, overrides, run, given, save, profile) if ranks.is_first else None
-        loaded, where = ranks.tell(found and (found.loaded, found.directory and found.directory.path), "the recipe")
+        told = found and (found.loaded, found.directory and found.directory.path, _num_threads(found))
+        loaded, where, threads = ranks.tell(told, "the recipe")
         if loaded.recipe.train.device == "cpu":
-            ranks = replace(ranks, backend="gloo")
+            ranks = ranks.on_cpu()
+        ranks = world.share_cores(ranks, loaded.recipe.parallel.pin == "auto", threads)
         session = found or Session(loaded, None, given=given, profile=profile)
         session.ranks, session.where = ranks, where
     return session
 
 
+def _num_threads(session: Session) -> int | None:
+    """How many threads a rank computes with, where that is decided before its cores are known."""
+    record = session.directory.read() if session.directory else {}
+    decided = record.get("decided", {}).get("threads")
+    return threads_asked(session.settings) if decided is None else int(decided)
+
+
 def _opened(
+    source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None, save: bool, profile: bool
+) -> Session:
+    session = _found(source, overrides, run, given, save, profile)
+    session.notes += [note] if (note := session.loaded.sweep_note) else []
+    return session
+
+
+def _found(
     source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None, save: bool, profile: bool
 ) -> Session:
     directory = RunDirectory(Path(run)) if run is not None else None
@@ -50,7 +70,22 @@ def _opened(
     loaded = load_recipe(source, overrides, check_components=check)
     if not save:
         return Session(loaded, None, given=given, profile=profile)
-    return Session(loaded, directory or RunDirectory.fresh(loaded.name), given=given, profile=profile)
+    job = stretches.slurm_job()
+    interrupted = _interrupted(loaded, job, given) if directory is None and job else None
+    if interrupted is not None:
+        return _continued(source, overrides, interrupted, given, profile)
+    return Session(loaded, directory or RunDirectory.fresh(loaded.name, job), given=given, profile=profile)
+
+
+def _interrupted(loaded: LoadedRecipe, job: str, given: Given | None) -> RunDirectory | None:
+    """The run that a job trained with this recipe before it was put back into the queue."""
+    task = type(given.task).__qualname__ if given else None
+    for directory in RunDirectory.of_job(loaded.name, job):
+        record = directory.read() if directory.exists else {}
+        is_from_before = stretches.is_from_before(record.get("stretches", [])) and record.get("given") == task
+        if is_from_before and not harmful(differences(load_resolved(directory.recipe).values, loaded.values)):
+            return directory
+    return None
 
 
 def _continued(

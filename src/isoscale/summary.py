@@ -1,5 +1,6 @@
 """What a session says at its start and at its end: label and text, and what to type next."""
 
+import os
 import shlex
 from typing import TYPE_CHECKING
 
@@ -8,10 +9,14 @@ from isoscale.data.window_order import WindowOrder
 from isoscale.engine.memory import size
 from isoscale.observe.text import duration, number, plain_number
 from isoscale.parallel import environment
+from isoscale.parallel.preflight import NAMES
+from isoscale.rank_map import rank_rows
 
 if TYPE_CHECKING:
     from isoscale.engine.trainer import Trainer as Engine
     from isoscale.session import Session
+
+_INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
 def start_rows(session: "Session") -> list[tuple[str, str]]:
@@ -36,14 +41,18 @@ def start_rows(session: "Session") -> list[tuple[str, str]]:
 
 
 def _ranks(session: "Session") -> list[tuple[str, str]]:
-    """How many processes train together, and how their gradients are added."""
-    ranks = session.ranks
+    """How many processes train together, how their gradients are added, and where each of them is."""
+    ranks, decided = session.ranks, session.engine.decided
     if ranks.alone:
         return []
     hosts = len(set(ranks.hosts))
     on = f" on {hosts} hosts" if hosts > 1 else ""
-    through = {"nccl": "NCCL", "xccl": "XCCL"}.get(ranks.backend, "Gloo")
-    return [("ranks", f"{ranks.world}{on}, {session.engine.decided.reduce} reduction over {through}")]
+    interface = os.environ.get(_INTERFACES.get(ranks.backend, ""), "") if hosts > 1 else ""
+    through = f"{NAMES[ranks.backend]}{f' ({interface})' if interface else ''}"
+    return [
+        ("ranks", f"{ranks.world}{on}, {decided.reduce} reduction over {through}"),
+        *rank_rows(ranks.facts, decided.threads),
+    ]
 
 
 def _order(engine: "Engine") -> list[tuple[str, str]]:

@@ -107,7 +107,7 @@ def test_all_end_well_when_nobody_fails():
 LAUNCH = """
 import sys
 from isoscale.launch import local
-local._command = lambda words: [sys.executable, *words]
+local.command_of = lambda words: [sys.executable, *words]
 sys.exit(local.launch(2, sys.argv[1:]))
 """
 

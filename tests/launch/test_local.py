@@ -26,7 +26,7 @@ def launched(folder: Path, script: str, num_ranks: int = 2, **more: str) -> subp
     (folder / "script.py").write_text(script)
     (folder / "launch.py").write_text(
         "import sys\nfrom isoscale.launch import local\n"
-        "local._command = lambda words: [sys.executable, 'script.py']\n"
+        "local.command_of = lambda words: [sys.executable, 'script.py']\n"
         f"sys.exit(local.launch({num_ranks}, sys.argv))\n"
     )
     return subprocess.Popen(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import isoscale
 from isoscale.data import keyed
 from isoscale.engine.checkpoint import read_weights
-from tests.helpers import sha, timeless
+from tests.helpers import cli, sha, timeless
 from tests.ranks import fit_on, train_on
 
 pytestmark = pytest.mark.slow
@@ -74,6 +74,15 @@ def test_two_epochs_of_digits_are_the_same_on_any_number_of_ranks(tmp_path: Path
     runs = [train_on(world, tmp_path / str(world), train__epochs=2, parallel__reduce="tree") for world in (1, *WORLDS)]
     assert len({sha(run) for run in runs}) == 1
     assert timeless(runs[0]) == timeless(runs[1]) == timeless(runs[2])
+
+
+def test_cores_that_ranks_share_change_no_bit(tmp_path: Path) -> None:
+    words = ("train", "images/digits", "train.epochs=1", "parallel.reduce=tree", "observe.tensorboard=0")
+    for devices, threads in (("1", "2"), ("2", ""), ("1", "1")):
+        run = f"{devices}-{threads}"
+        done = cli(*words, "--devices", devices, "--run", run, cwd=tmp_path, OMP_NUM_THREADS=threads)
+        assert done.returncode == 0, done.stderr
+    assert sha(tmp_path / "1-2") == sha(tmp_path / "2-") == sha(tmp_path / "1-1")
 
 
 @pytest.mark.slow

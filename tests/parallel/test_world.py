@@ -123,7 +123,7 @@ def test_the_interface_is_that_of_the_way_to_the_others():
 
 def test_a_machine_whose_name_means_itself_takes_the_way_to_another_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendezvous, "own_address", {"10.0.0.2": "10.0.0.1"}.__getitem__)
-    monkeypatch.setattr(rendezvous, "_address_of", {"lo": "127.0.0.1", "eth0": "10.0.0.1"}.get)
+    monkeypatch.setattr(rendezvous, "address_of", {"lo": "127.0.0.1", "eth0": "10.0.0.1"}.get)
     monkeypatch.setattr(rendezvous.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     comers = [Comer("a", 1, "127.0.0.1"), Comer("b", 2, "10.0.0.2")]
     assert interface(comers, 0) == "eth0"

@@ -160,7 +160,8 @@ class Train(Config):
     """Save and exit with code 75 when this start has run so long, such as "02:30:00"; a little before, so that the
     checkpoint is written in time. The end of a Slurm job is such a limit by itself."""
     threads: Positive | Literal["auto"] = "auto"
-    """CPU threads for tensor operations; auto takes the cores of the job. Decided at the first start and kept."""
+    """CPU threads for tensor operations; auto takes the cores of the process, and 1 with `parallel.reduce: tree`, whose
+    bits must not depend on how many ranks share the cores. Decided at the first start and kept."""
 
     @model_validator(mode="after")
     def _ends(self) -> "Train":

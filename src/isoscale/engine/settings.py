@@ -49,12 +49,15 @@ class Decisions:
     """Ranks of the first start: a loader's batch is that of one of them."""
 
     @classmethod
-    def make(cls, settings: Settings, world: int = 1) -> "Decisions":
-        """Resolve what is `auto`; never by rank count, free memory or timing."""
+    def make(cls, settings: Settings, world: int = 1, cores: int | None = None) -> "Decisions":
+        """Resolve what is `auto`; never by rank count, free memory or timing.
+
+        `cores` are those of the rank with the fewest, which must be able to do what is decided for all.
+        """
         found = accelerator.find(settings.train.device)
         return cls(
             device=found.kind,
-            threads=_threads() if settings.train.threads == "auto" else settings.train.threads,
+            threads=threads_asked(settings) or cores or _own_cores(),
             precision=precision.resolve(settings.train.precision, found).name,
             optimizer=choose_path(settings.optimizer.name, found),
             program=settings.train.program,
@@ -73,9 +76,19 @@ class Decisions:
         return cls(**{**values, "optimizer": OptimizerPath(**values["optimizer"])})
 
 
-def _threads() -> int:
-    """What OMP_NUM_THREADS says, or else the cores that this process may use."""
+def threads_asked(settings: Settings) -> int | None:
+    """What the recipe says, or OMP_NUM_THREADS; None where the number follows from the cores.
+
+    Sums depend on the number of threads, and cores on how many ranks share them: where every bit has to be the same on
+    any number of ranks, only the recipe can ask for more than one.
+    """
+    if settings.train.threads != "auto":
+        return settings.train.threads
+    if settings.parallel.reduce == "tree":
+        return 1
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    return int(asked) if asked.isdigit() and int(asked) > 0 else None
+
+
+def _own_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else torch.get_num_threads()

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -32,8 +32,11 @@ LINES_SHOWN = 30
 PR_SET_PDEATHSIG = 1
 
 
-def launch(num_ranks: int, words: Sequence[str]) -> int:
-    """Run a command (its words, the program first) as several ranks; the exit code of all of them together."""
+def launch(num_ranks: int, words: Sequence[str], variables: Mapping[str, str] = {}) -> int:
+    """Run a command (its words, the program first) as several ranks; the exit code of all of them together.
+
+    `variables` are set in the environment of all of them.
+    """
     found = find()
     if found.world > 1 or "WORLD_SIZE" in os.environ:
         raise UserError(
@@ -43,7 +46,7 @@ def launch(num_ranks: int, words: Sequence[str]) -> int:
     crew = _Crew()
     with crew.listening():
         try:
-            crew.start(_command(words), num_ranks)
+            crew.start(command_of(words), num_ranks, variables)
             crew.wait()
         finally:
             crew.kill()
@@ -56,7 +59,7 @@ def is_rank() -> bool:
     return PARENT in os.environ
 
 
-def _command(words: Sequence[str]) -> list[str]:
+def command_of(words: Sequence[str]) -> list[str]:
     """The same command once more: by the script that was started, if it was one."""
     script = Path(words[0])
     started = ["-m", "isoscale"] if script.name == "__main__.py" or not script.is_file() else [str(script)]
@@ -76,7 +79,7 @@ class _Rank:
         # In a group of its own, it gets a Ctrl-C of the terminal once, from the launcher, and not twice.
         self.process: subprocess.Popen[str] = subprocess.Popen(
             command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, text=True, errors="replace",
-            process_group=0, preexec_fn=_end_with_parent(os.getpid()), **kept,
+            process_group=0, preexec_fn=end_with_parent(os.getpid()), **kept,
         )  # type: ignore[call-overload]  # fmt: skip
         self._reader = threading.Thread(target=self._keep, args=(self.process.stdout,), daemon=True)
         self._reader.start()
@@ -137,12 +140,13 @@ class _Crew:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def start(self, command: Sequence[str], num_ranks: int) -> None:
+    def start(self, command: Sequence[str], num_ranks: int, variables: Mapping[str, str]) -> None:
         """Start all ranks."""
         common = {
             PARENT: str(os.getpid()), "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _num_cores() // num_ranks)),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // num_ranks)),
+            **variables,
         }  # fmt: skip
         for rank in range(num_ranks):
             self._ranks.append(_Rank(command, rank, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
@@ -211,7 +215,7 @@ class _Crew:
         return DONE if not any(codes) else START_AGAIN if START_AGAIN in codes else FAILED
 
 
-def _end_with_parent(parent: int) -> Any:
+def end_with_parent(parent: int) -> Any:
     """For a process about to start: be asked to stop by the system when the launcher ends, however it ends."""
     if not sys.platform.startswith("linux"):
         return None
@@ -231,5 +235,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -24,6 +24,11 @@ class Parallel(Config):
     """Steps between two comparisons of the weights of all ranks, which must be equal; 0 compares them only at the
     start."""
 
+    pin: Literal["auto", "off"] = "auto"
+    """auto: ranks of one machine that may all use the same cores divide them, and each stays on its own, near its GPU.
+    Ranks that already have cores of their own (srun, mpirun --bind-to) keep those. off: ranks go where the system puts
+    them."""
+
     @model_validator(mode="after")
     def _shards_of_a_tree(self) -> "Parallel":
         if self.shards != "auto" and self.reduce != "tree":

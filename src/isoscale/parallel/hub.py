@@ -11,7 +11,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -156,6 +156,8 @@ class Hub:
     """Seconds without any progress after which a rank that others wait for is taken to hang."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     """What a rank shows first, so that nobody else's connection is taken for one."""
+    listener: Callable[[int, list[Any]], None] | None = None
+    """Told what a rank says for the log; must return at once."""
 
     def __post_init__(self) -> None:
         """Start to listen."""
@@ -208,6 +210,9 @@ class Hub:
             member.ticks, member.what, member.place = message["ticks"], message["what"], message["place"]
         elif "cause" in message:
             self._decide(Cause.read(message["cause"]))
+        elif "said" in message:
+            if self.listener is not None:
+                self.listener(member.rank, message["said"])
         elif "left" in message:
             member.left, member.advanced = True, member.heard
             if len(self._members) == len(self.hosts) and all(other.left for other in self._members.values()):

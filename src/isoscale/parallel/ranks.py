@@ -4,13 +4,16 @@ Everything above works with a `Ranks`, also when there is only one: `ALONE` answ
 travel through the backend of their device (NCCL, XCCL, Gloo), plain values through the host's.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from isoscale.parallel.facts import Facts
 
 
 def _nobody_watches(what: str) -> None:
@@ -31,6 +34,8 @@ class Ranks:
     """What carries tensors on the device: nccl, xccl or gloo."""
     tick: Callable[[str], None] = field(default=_nobody_watches, compare=False)
     """Told what this rank is about to wait for, so that one that hangs can be named."""
+    facts: tuple[Facts, ...] = field(default=(), compare=False)
+    """Of all ranks on rank 0, of those on the same host elsewhere; of none that is alone."""
 
     @property
     def is_first(self) -> bool:
@@ -46,6 +51,20 @@ class Ranks:
     def num_here(self) -> int:
         """Ranks on this host, which share its cores."""
         return self.hosts.count(self.hosts[self.rank]) if self.rank < len(self.hosts) else 1
+
+    def on_cpu(self) -> "Ranks":
+        """The same ranks, without their devices."""
+        return replace(self, backend="gloo", facts=tuple(replace(each, device="cpu") for each in self.facts))
+
+    def facts_of(self, rank: int) -> Facts:
+        """What a rank told, if it told it to this one."""
+        return next(each for each in self.facts if each.rank == rank)
+
+    @property
+    def fewest_cores(self) -> int | None:
+        """Cores that the rank with the fewest has for itself; None where that is not known."""
+        sharing = Counter((each.host, each.cores) for each in self.facts)
+        return min((len(cores) // count for (_, cores), count in sharing.items()), default=0) or None
 
     def sum_(self, tensor: Tensor, what: str = "a sum over ranks") -> None:
         """Add the tensors of all ranks, in place."""

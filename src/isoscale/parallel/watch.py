@@ -70,6 +70,10 @@ class Watch:
         if self.cause is not None:
             raise self.cause.error()
 
+    def say(self, words: list[Any]) -> bool:
+        """Tell rank 0 something for the log, if the connection takes it now: a sign of life must not wait behind it."""
+        return bool(select.select([], [self._line], [], 0)[1]) and self._line.send(said=words)
+
     @property
     def speaks(self) -> bool:
         """Whether it is this rank that tells the user: rank 0, or the first on each host when that one is gone."""

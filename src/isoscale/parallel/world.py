@@ -5,26 +5,35 @@ Whether there are any is decided by the environment alone. A process joins once 
 
 import atexit
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from isoscale.errors import Stopped
+from isoscale.errors import Stopped, UserError
+from isoscale.parallel import pinning
 from isoscale.parallel.environment import Environment, find
+from isoscale.parallel.facts import Facts, of_this_rank
 from isoscale.parallel.hub import Hub
+from isoscale.parallel.preflight import Separated, cut_off, exchange_facts, first_sum, refused
 from isoscale.parallel.ranks import ALONE, Ranks
-from isoscale.parallel.rendezvous import Comer, RanksMissing, Rendezvous, Store, interface, patience, prefixed
+from isoscale.parallel.rendezvous import Comer, RanksMissing, Rendezvous, Store, interface, patience, prefixed, within
 from isoscale.parallel.sockets import open_sockets, shut
 from isoscale.parallel.watch import Watch
 
 NO_LIMIT = timedelta(days=30)
 """For a single collective: it is the watch that ends a wait, and it can name who is missing."""
+CONNECT = 60.0
+"""Seconds for all connections to stand and a first sum to arrive, with a little more for every rank; all have come."""
+BEFORE_LOOKING = 2.0
+"""Seconds that a rank which is stopped has to be named as such, before the network is looked at."""
 SEEING_OFF = 5.0
 """Seconds that rank 0 stays at the end for the others to hear that it is the end."""
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
@@ -54,42 +63,88 @@ def join(device_kind: str, seconds: float | None = None) -> Ranks:
         environment = find()
         if environment.world == 1:
             return ALONE
-        _membership = _join(environment, device_kind, patience() if seconds is None else seconds)
+        seconds = patience() if seconds is None else seconds
+        meeting, comers = _meet(environment, seconds)
+        _membership = _join(environment, meeting, comers, device_kind)
         atexit.register(leave)
+        with guarded():
+            _connect(_membership, meeting, comers, device_kind, min(seconds, CONNECT + environment.world / 8))
     return _membership.ranks
 
 
-def _join(environment: Environment, device_kind: str, seconds: float) -> _Membership:
+def _meet(environment: Environment, seconds: float) -> tuple[Rendezvous, list[Comer]]:
     global _is_silent
     try:
         meeting = Rendezvous(environment, seconds)
-        comers = meeting.meet()
+        return meeting, meeting.meet()
     except RanksMissing as missing:
         _is_silent = not missing.speaks
         raise
+
+
+def _join(environment: Environment, meeting: Rendezvous, comers: list[Comer], device_kind: str) -> _Membership:
     hosts = tuple(comer.host for comer in comers)
     hub, watch = _start_watch(environment, meeting.store, hosts)
     local_rank = _local_rank(environment, hosts)
     backend = _choose_backend(meeting.store, environment, device_kind, local_rank, hosts)
     ranks = Ranks(environment.rank, environment.world, local_rank, hosts, backend, watch.tick)
-    try:
-        before = open_sockets()
-        _open_group(meeting.store, ranks, comers, device_kind, seconds)
-        opened = open_sockets().keys() - before.keys()
-        watch.wake = lambda: shut(opened)
-    except BaseException as error:
-        watch.failed(error)
-        raise
     return _Membership(ranks, watch, hub, meeting.store, os.getpid())
 
 
+def _connect(
+    member: _Membership, meeting: Rendezvous, comers: list[Comer], device_kind: str, seconds: float
+) -> None:  # fmt: skip
+    """Open what carries tensors, and prove that it does; or say why not."""
+    ranks, watch = member.ranks, member.watch
+    mine = of_this_rank(ranks.rank, ranks.hosts[ranks.rank], device_kind)
+    member.ranks = ranks = replace(ranks, facts=exchange_facts(meeting.store, mine, ranks))
+
+    def look() -> None:
+        if watch.cause is not None:
+            raise watch.cause.error()
+
+    before = open_sockets()
+    _limit(seconds)  # one that is stopped is named by the hub
+    why = _try_to_open(meeting, ranks, comers, mine, seconds, look)
+    if why is not None:
+        raise why  # here, where it comes from no broken connection
+    _limit(math.inf)
+    opened = open_sockets().keys() - before.keys()
+    watch.wake = lambda: shut(opened)
+
+
+def _try_to_open(
+    meeting: Rendezvous, ranks: Ranks, comers: list[Comer], mine: Facts, seconds: float, look: Callable[[], None]
+) -> UserError | None:
+    """Open the process group and use it; why that is not possible."""
+    try:
+        within(seconds + BEFORE_LOOKING, lambda: _open_group(meeting.store, ranks, comers, mine), look)
+    except TimeoutError:
+        separated = Separated(ranks, comers, prefixed("separated", meeting.another_store()))
+        return UserError(separated.explain(ranks, seconds, look))
+    except RuntimeError as error:  # of torch, as all of its own are
+        look()
+        return refused(ranks, error)
+    return None
+
+
 def _start_watch(environment: Environment, store: Store, hosts: tuple[str, ...]) -> tuple[Hub | None, Watch]:
+    global _is_silent
     hub = Hub(hosts) if environment.rank == 0 else None
     if hub is not None:
         store.set("hub", json.dumps([hub.port, hub.token]))
     port, token = json.loads(store.get("hub"))
     address = "localhost" if environment.rank == 0 else environment.address
-    return hub, Watch(environment.rank, hosts, (address, port), token, environment.parent)
+    try:
+        return hub, Watch(environment.rank, hosts, (address, port), token, environment.parent)
+    except OSError as error:
+        words = (
+            f"rank {environment.rank} on {hosts[environment.rank]} does not reach rank 0 on {hosts[0]} at {address}, "
+            f"port {port}, though it does at port {environment.port}, where ranks meet: {error.strerror or error}"
+        )
+        told = cut_off(store, environment.rank, words)
+        _is_silent = told is not None
+        raise UserError(told or words) from None
 
 
 def _local_rank(environment: Environment, hosts: tuple[str, ...]) -> int:
@@ -112,18 +167,21 @@ def _choose_backend(
     return BACKENDS[device_kind] if len(set(names)) == len(names) else "gloo"
 
 
-def _open_group(store: Store, ranks: Ranks, comers: list[Comer], device_kind: str, seconds: float) -> None:
+def _open_group(store: Store, ranks: Ranks, comers: list[Comer], mine: Facts) -> None:
+    device = torch.device(mine.device)
+    if device.type in BACKENDS:
+        getattr(torch, device.type).set_device(device)  # of this thread
     found = interface(comers, ranks.rank)
     if found is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
     # A failure of NCCL would end the process with SIGABRT before anybody could say which rank was the reason.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    backend = "cpu:gloo" if device_kind not in BACKENDS else f"cpu:gloo,{device_kind}:{ranks.backend}"
+    backend = "cpu:gloo" if device.type not in BACKENDS else f"cpu:gloo,{device.type}:{ranks.backend}"
     dist.init_process_group(
         backend, store=prefixed("group", store), rank=ranks.rank, world_size=ranks.world,
-        timeout=timedelta(seconds=seconds),
+        timeout=NO_LIMIT,
     )  # fmt: skip
-    dist.distributed_c10d._set_pg_timeout(NO_LIMIT)
+    first_sum(ranks, device)
 
 
 @contextmanager
@@ -161,6 +219,29 @@ def _limit(timeout: float | None) -> None:
         _membership.hub.limit = timeout
 
 
+def voice(listener: Callable[[int, list[Any]], None] | None = None) -> Callable[[list[Any]], bool]:
+    """How this rank tells rank 0 something for the log; there, `listener` is told what any rank says from now on."""
+    if _membership is None:
+        return lambda words: False
+    if _membership.hub is not None:
+        _membership.hub.listener = listener
+    return _membership.watch.say
+
+
+def share_cores(ranks: Ranks, wanted: bool, threads: int | None) -> Ranks:
+    """Keep every rank on cores of its own, where it is wanted and possible; the ranks with the cores that they have.
+
+    `threads` is how many each of them computes with, where that does not follow from its cores.
+    """
+    mine = ranks.facts_of(ranks.rank)
+    by_device = any(each.device != "cpu" for each in ranks.facts)
+    here = [each for each in ranks.facts if each.host == mine.host]
+    share = pinning.own_share(ranks.rank, here, threads, by_device) if wanted else None
+    pinning.pin(share or mine.cores)
+    found = ranks.hear(pinning.own_cores(), "the cores of every rank")
+    return replace(ranks, facts=tuple(replace(each, cores=found[each.rank]) for each in ranks.facts))
+
+
 def speaks() -> bool:
     """Whether this process tells the user what went wrong; of several ranks one does."""
     return not _is_silent and (_membership is None or _membership.watch.speaks)
@@ -175,6 +256,8 @@ def leave() -> None:
     error = getattr(sys, "last_value", None)
     if error is not None:
         member.watch.failed(error)
+    if member.ranks.facts:
+        pinning.pin(member.ranks.facts_of(member.ranks.rank).cores)
     member.watch.leave()
     if member.hub is not None and member.watch.cause is None:
         member.hub.see_off(SEEING_OFF)

@@ -25,6 +25,7 @@ HARMLESS: tuple[KeyPath, ...] = (
     ("train", "stop_after"),
     ("parallel", "verify"),
     ("parallel", "timeout"),
+    ("parallel", "pin"),
     ("data", "residency"),
     ("data", "workers"),
 )

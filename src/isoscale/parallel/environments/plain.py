@@ -38,7 +38,7 @@ class HalfPlain(Plain):
 class Local(Plain):
     """The processes that `isoscale train --devices` starts on this machine."""
 
-    name = "isoscale train --devices"
+    name = "isoscale --devices"
 
     def is_here(self, variables: Variables) -> bool:
         """Whether the launcher left its process number."""
