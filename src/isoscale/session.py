@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 import shutil
 import socket
 import time
@@ -20,6 +21,7 @@ from isoscale.data.hashing import derive_key
 from isoscale.engine.checkpoint import State
 from isoscale.engine.journal import NotFinite
 from isoscale.engine.lock import RunLock
+from isoscale.engine.memory import size
 from isoscale.engine.profile import Profile
 from isoscale.engine.roles import fingerprint
 from isoscale.engine.run_directory import RunDirectory, command_line, provenance
@@ -30,16 +32,18 @@ from isoscale.engine.trainer import Trainer as Engine
 from isoscale.errors import PeerFailed, Stopped, UserError
 from isoscale.launch import stretches
 from isoscale.launch.submission import SUBMITTED
-from isoscale.observe.console import Console
 from isoscale.observe.events import Ended, Observer, Started
 from isoscale.observe.loggers.background import Background
 from isoscale.observe.metric_log import MetricLog
 from isoscale.observe.observers import Observers
 from isoscale.observe.profile import profile_lines, rank_lines
 from isoscale.observe.tensorboard import TensorBoard
+from isoscale.observe.text import duration
 from isoscale.observe.text_log import TextLog
 from isoscale.parallel import world
 from isoscale.parallel.ranks import ALONE, Ranks
+from isoscale.rank_logs import RankLog, last_words, open_rank_log, told_apart, watchers
+from isoscale.rank_map import rank_map
 from isoscale.recipe.components import data_spec, instantiate, task_spec
 from isoscale.recipe.load import LoadedRecipe
 from isoscale.recipe.loggers import build_loggers, send_command
@@ -83,6 +87,9 @@ class Session:
     _waits: list[float] = field(default_factory=list, init=False)
     """Seconds that each rank waited for others, where that is measured."""
     _loggers: list[Background] = field(default_factory=list, init=False)
+    _rank_log: RankLog | None = field(default=None, init=False)
+    _was_prepared: bool = field(default=False, init=False)
+    """Whether the directory was made for a job or a sweep, and is not this start's to remove."""
     _began: float | None = field(default=None, init=False)
     """When training began, for the ledger; one that goes back to a checkpoint has begun before."""
 
@@ -115,11 +122,11 @@ class Session:
         record, decided = self.ranks.tell(self._remembered() if self.ranks.is_first else None, "the record of the run")
         threads, generator = torch.get_num_threads(), torch.get_rng_state()
         loggers = build_loggers(self.recipe.observe.loggers) if self.directory else []  # or says what is missing
+        watching = watchers(self.recipe.observe, self.ranks, self.where)  # or says that one cannot write
         if self.directory and not record:
             self.directory.update(**provenance(command_line()), name=self.loaded.name, seed=self.recipe.seed)
             self.directory.create(self.loaded.to_yaml())  # from here on there is a run
-        first = [Console(self.recipe.observe.level, self.recipe.observe.format)] if self.ranks.is_first else []
-        observers = Observers(first)
+        observers = Observers(watching)
         try:
             return self._train(observers, record, decided, loggers)
         finally:
@@ -135,10 +142,10 @@ class Session:
         """The record of the run, and what was decided at its first start, or is decided now."""
         record = self.directory.read() if self.directory and self.directory.exists else {}
         if record.get("status") == SUBMITTED:  # nothing but a job was there before: this is no continuation
-            record = {}
+            record, self._was_prepared = {}, True
             self.notes.clear()
         if "decided" not in record:
-            return record, Decisions.make(self.settings, self.ranks.world)
+            return record, Decisions.make(self.settings, self.ranks.world, self.ranks.fewest_cores)
         try:
             return record, Decisions.from_dict(record["decided"])
         except (KeyError, TypeError) as error:
@@ -148,10 +155,14 @@ class Session:
         self, observers: Observers, record: dict[str, Any], decided: Decisions, loggers: Sequence[Observer]
     ) -> bool:
         if self.directory:
-            observers.add(TextLog(self.directory.log))
+            observers.add(TextLog(self.directory.log, told_apart(self.recipe.observe, self.ranks)))
+        if self.ranks.is_first:
+            self._open_rank_log(observers)
         for note in self.notes:
             observers.note(note)
         state = told(self._saved_state(observers), self.ranks)
+        if not self.ranks.is_first:
+            self._open_rank_log(observers)  # rank 0 listens, and the run has its directory
         metric_log = self._open_logs(observers, state)
         self._open_loggers(observers, loggers)
         before: Engine | None = getattr(self, "engine", None)
@@ -163,7 +174,8 @@ class Session:
             engine.stop.reason = before.stop.reason
         engine.rolled_back = [(first, last) for first, last in record.get("rolled_back", [])]
         try:
-            with world.guarded():  # here, so that what is written down is the reason on whichever rank
+            # Guarded here, so that what is written down is the reason on whichever rank.
+            with world.guarded(), last_words(self._rank_log):
                 self._fit(observers, record, state)
         except _WentBack:
             engine.release()
@@ -176,7 +188,7 @@ class Session:
                 with suppress(OSError):  # a full disk would hide what went wrong
                     self._fail(observers, error)
             engine.release()
-            if not record and self.directory and not engine.started and not (self.directory.path / "slurm").is_dir():
+            if not record and self.directory and not engine.started and not self._was_prepared:
                 shutil.rmtree(self.directory.path, ignore_errors=True)  # nothing was earned yet: leave no litter
             raise
         self._end(observers, "done", "")
@@ -216,6 +228,20 @@ class Session:
         self.notes = [f"not finite between step {error.since} and step {error.step}: goes back to step {saved} and "
                       "leaves out such steps"]  # fmt: skip
         raise _WentBack from error
+
+    def _open_rank_log(self, observers: Observers) -> None:
+        section = self.recipe.observe
+        self._rank_log = open_rank_log(section, self.ranks, observers, self.where, self._rank_status)
+
+    def _rank_status(self) -> str:
+        """What people look for when they compare ranks."""
+        profile, memory = self.engine.profile, _peak_memory(self.engine)
+        waited = [f"waited {duration(profile.seconds('waiting'))} for other ranks"] if profile else []
+        return ", ".join([*([f"peak memory {size(memory)}"] if memory else []), *waited])
+
+    def _say(self, text: str) -> None:
+        if self._rank_log is not None and not self.ranks.alone:
+            self._rank_log.say(text)
 
     def _saved_state(self, observers: Observers) -> State | None:
         if self.directory is None:
@@ -298,6 +324,7 @@ class Session:
         if continued and self.directory:
             self.directory.create(self.loaded.to_yaml())  # nothing refuses its changes any more
         self._first_step, self._seconds_before = engine.progress.step, engine.progress.seconds
+        self._say(f"on {self._hosts()[self.ranks.rank]}, process {os.getpid()}: {engine.parts.accelerator.description}")
         if not self.ranks.is_first:
             return
         self._record(status="running", decided=engine.decided.as_dict(), num_steps=engine.plan.num_steps,
@@ -313,7 +340,8 @@ class Session:
         layers = look(engine.parts).layers
         if self.ranks.backend == "gloo" and not self.ranks.alone and engine.parts.accelerator.kind != "cpu":
             observers.note("several ranks share a device: sums over ranks go through the host, over Gloo", "warning")
-        self._record(layers=[asdict(layer) for layer in layers], ranks=self.ranks.world, hosts=list(self.ranks.hosts))
+        self._record(layers=[asdict(layer) for layer in layers], ranks=self.ranks.world, hosts=list(self.ranks.hosts),
+                     map=rank_map(self.ranks.facts, engine.decided.threads))  # fmt: skip
         if continued and engine.progress.step >= plan.num_steps:
             observers.note(f"this run is complete: all its {plan.num_steps:,} steps are done")
         observers.notify(Started(name, where, rows, engine.progress.step, plan.num_steps,
@@ -349,6 +377,9 @@ class Session:
         self._end(observers, "failed", message)
 
     def _end(self, observers: Observers, status: Any, message: str) -> None:
+        if status != "failed" and self._rank_log is not None:
+            self._say(self._rank_status())
+            self._rank_log.finish()
         if not self.ranks.is_first:
             return
         engine = self.engine

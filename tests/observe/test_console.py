@@ -162,6 +162,7 @@ def test_a_terminal_is_redrawn_at_most_five_times_a_second() -> None:
     assert printed_on_a_terminal().count("samples/s") <= 8
 
 
+@pytest.mark.slow
 def test_no_color_is_respected() -> None:
     assert re.search(r"\x1b\[[0-9;]*3[0-9]", printed_on_a_terminal())
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", printed_on_a_terminal(NO_COLOR="1"))

@@ -1,5 +1,6 @@
 """`isoscale train`."""
 
+import json
 import os
 import signal
 import sys
@@ -50,6 +51,16 @@ def train(
         Literal["text", "json"] | None,
         typer.Option("--log-format", help="For people, or one JSON object a line: observe.format of the recipe."),
     ] = None,
+    log: Annotated[
+        Literal["main", "collect", "workers"] | None,
+        typer.Option(
+            "--log", help="Rank 0 alone, all ranks together, or a file for each rank: observe.log of the recipe."
+        ),
+    ] = None,
+    log_file: Annotated[
+        Path | None,
+        typer.Option("--log-file", metavar="PATH", help="Write log.txt here too: observe.log_file of the recipe."),
+    ] = None,
 ) -> None:
     """Train a recipe, or continue a run."""
     _stop_early()
@@ -61,6 +72,8 @@ def train(
         recipe = None
     words += [f"observe.level={log_level}"] * (log_level is not None)
     words += [f"observe.format={log_format}"] * (log_format is not None)
+    words += [f"observe.log={log}"] * (log is not None)
+    words += [f"observe.log_file={json.dumps(str(log_file))}"] * (log_file is not None)  # 1.0 is a name here
     if dev is not None:
         _develop(recipe, words, dev, run, profile)
         return

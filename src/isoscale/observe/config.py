@@ -21,3 +21,9 @@ class Observe(Config):
     """How much the console says."""
     format: Literal["text", "json"] = "text"
     """Console output for people (text) or for programs (json, one object a line)."""
+    log: Literal["main", "collect", "workers"] = "main"
+    """Whose words are kept where several ranks train. main: rank 0 speaks for all. collect: what every rank says and
+    prints appears on the console and in log.txt of rank 0, each line with its rank. workers: every other rank writes a
+    file of its own, log-rank1.txt and so on, beside log.txt."""
+    log_file: str | None = None
+    """A file that gets what log.txt gets, besides it."""

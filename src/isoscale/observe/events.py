@@ -6,6 +6,8 @@ from typing import Any, Literal, Protocol
 
 from isoscale.observe.exhibits import Exhibit
 
+Level = Literal["debug", "info", "warning", "error"]
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -81,7 +83,16 @@ class Note:
     """One line that the user should know."""
 
     text: str
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Level = "info"
+
+
+@dataclass(frozen=True)
+class Said(Note):
+    """What one rank says, where more than rank 0 is heard."""
+
+    rank: int = 0
+    source: Literal["note", "print", "log"] = "note"
+    """A note; what code has printed, which no level holds back; or what is for the log alone."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Everyone who watches a run, as one observer."""
 
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Literal
 
 from isoscale.errors import UserError
-from isoscale.observe.events import Event, Note, Observer
+from isoscale.observe.events import Event, Level, Note, Observer
 
 
 class Observers:
@@ -16,22 +16,25 @@ class Observers:
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = list(observers)
+        self.lock = threading.RLock()
+        """Held while an event is told: what other ranks say comes from another thread."""
 
-    def add(self, observer: Observer) -> None:
-        """One more who is told from now on."""
-        self._observers.append(observer)
+    def add(self, observer: Observer, first: bool = False) -> None:
+        """One more who is told from now on, after those who are there or before them."""
+        self._observers.insert(0 if first else len(self._observers), observer)
 
     def notify(self, event: Event) -> None:
         """Tell all."""
-        for observer in list(self._observers):
-            try:
-                observer.notify(event)
-            except UserError:
-                raise
-            except Exception as error:
-                self._drop(observer, error)
+        with self.lock:
+            for observer in list(self._observers):
+                try:
+                    observer.notify(event)
+                except UserError:
+                    raise
+                except Exception as error:
+                    self._drop(observer, error)
 
-    def note(self, text: str, level: Literal["debug", "info", "warning", "error"] = "info") -> None:
+    def note(self, text: str, level: Level = "info") -> None:
         """Tell all one line that the user should know."""
         self.notify(Note(text, level))
 

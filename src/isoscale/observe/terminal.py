@@ -16,7 +16,7 @@ from rich.text import Text
 from isoscale.observe.events import Ended, EpochEnded, Event, Logged, Note, Started
 from isoscale.observe.layers import layer_lines
 from isoscale.observe.progress import Progress
-from isoscale.observe.text import epoch_line, heading, label_width, note_line, start_rows
+from isoscale.observe.text import epoch_line, heading, label_width, note_line, prefixed, rank_prefix, start_rows
 
 REFRESHES_PER_SECOND = 5
 WIDE = 100
@@ -27,8 +27,10 @@ NOTE_STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold r
 class TerminalDisplay:
     """Events for a person at a terminal."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, rank: int | None = None) -> None:
+        """With `rank`, epochs and notes name the rank that they come from; the summaries are of all ranks."""
         self._stream = stream
+        self._rank = rank
         self._console = RichConsole(file=stream, highlight=False, markup=False, emoji=False)
         self._progress: Progress | None = None
         self._bar: RichProgress | None = None
@@ -42,7 +44,8 @@ class TerminalDisplay:
                 self._advance(event)
                 self._print(self._epoch_text(event))
             case Note():
-                self._print(Text(note_line(event), NOTE_STYLES[event.level]))
+                lines = prefixed(note_line(event).split("\n"), rank_prefix(event, self._rank))
+                self._print(Text("\n".join(lines), NOTE_STYLES[event.level]))
             case Started():
                 self._start(event)
             case Ended():
@@ -87,7 +90,9 @@ class TerminalDisplay:
 
     def _epoch_text(self, event: EpochEnded) -> Text:
         started = self._progress.started if self._progress else None
-        text = Text(epoch_line(event, started, self._console.width))
+        prefix = rank_prefix(event, self._rank)
+        lines = epoch_line(event, started, self._console.width - len(prefix)).split("\n")
+        text = Text("\n".join(prefixed(lines, prefix)))
         text.highlight_regex(r" \* ", "bold green")
         return text
 

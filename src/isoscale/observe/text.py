@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from isoscale.observe.events import Ended, EpochEnded, Logged, Note, Started
+from isoscale.observe.events import Ended, EpochEnded, Event, Logged, Note, Said, Started
 from isoscale.observe.layers import layer_lines
 
 MOST_METRICS = 3
@@ -83,6 +83,18 @@ def end_lines(event: Ended, directory: str) -> list[str]:
 def note_line(event: Note) -> str:
     """The note, after its level unless that is `info`."""
     return event.text if event.level == "info" else f"{event.level}: {event.text}"
+
+
+def rank_prefix(event: Event, rank: int | None) -> str:
+    """Before each line of an event of `rank`, or of the one that said it; nothing where it need not be told apart."""
+    if rank is None:
+        return ""
+    return f"rank {event.rank if isinstance(event, Said) else rank}: "
+
+
+def prefixed(lines: Iterable[str], prefix: str) -> list[str]:
+    """Lines behind a prefix; empty ones stay empty."""
+    return [prefix + line if line else "" for line in lines]
 
 
 def logged_line(event: Logged) -> str:

@@ -36,6 +36,7 @@ def test_a_run_is_written_whole_into_its_own_directory(directory):
     assert b"seed: 0\n" in contents and any(content.startswith(b"\x89PNG") for content in contents)
 
 
+@pytest.mark.slow
 def test_a_continued_run_has_the_same_key_and_nothing_appears_twice(directory):
     tell(Comet(), start(directory), *steps(10, 30))
     tell(Comet(), start(directory, 20), *steps(20, 40), end())

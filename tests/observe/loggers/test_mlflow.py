@@ -23,6 +23,7 @@ def history(client, run, name):
     return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
 
 
+@pytest.mark.slow
 def test_a_run_is_written_whole_into_its_own_directory(directory):
     tell(MLflow(), start(directory), *steps(10, 40), figures(40), end())
     client, run = read(directory)

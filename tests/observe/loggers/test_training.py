@@ -119,6 +119,7 @@ def test_a_missing_package_names_the_extra_and_leaves_nothing_behind(tmp_path, m
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_no_package_of_a_logger_is_imported_without_need(tmp_path):
     code = (
         "import sys, isoscale.session, isoscale.cli.main, isoscale.recipe.check\n"
