@@ -23,6 +23,8 @@ class Run:
         self.directory = RunDirectory(Path(path))
         self._task = task
         self._data = data
+        if _is_sweep(self.directory.path):
+            raise UserError(f"{path} is a sweep of many runs: `isoscale runs list {shlex.quote(str(path))}` shows them")
         if not self.directory.exists:
             raise UserError(f"there is no run in {path}: no recipe.yaml and run.json; `isoscale runs list` shows runs")
 
@@ -41,7 +43,7 @@ class Run:
         """A run by path, by its name below `runs`, or the newest one there."""
         if name is not None:
             candidates = [Path(name), ROOT / name]
-            return cls(next((path for path in candidates if cls.exists(path)), candidates[0]))
+            return cls(next((path for path in candidates if cls.exists(path) or _is_sweep(path)), candidates[0]))
         runs = cls.all()
         if not runs:
             raise UserError("there is no run yet in the folder `runs`; start one with `isoscale train`")
@@ -188,3 +190,7 @@ class Run:
     def __repr__(self) -> str:
         """Path, status and metrics."""
         return f"Run({str(self.path)!r}, {self.status}, {json.dumps(self.metrics)})"
+
+
+def _is_sweep(path: Path) -> bool:
+    return (path / "sweep.json").is_file()

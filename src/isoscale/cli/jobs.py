@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isoscale.cli import complete
-from isoscale.cli.output import print_json
-from isoscale.cli.runs import _print_columns as print_columns
+from isoscale.cli.output import print_columns, print_json
 
 if TYPE_CHECKING:
     from isoscale.launch.jobs import Standing, Tail

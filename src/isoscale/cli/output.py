@@ -1,7 +1,8 @@
-"""Output for programs."""
+"""Output for programs and in columns."""
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -16,3 +17,10 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(entry) for entry in value]
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    """As wide as needed and never cut, so that names can be copied and lines searched."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

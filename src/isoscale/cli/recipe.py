@@ -56,7 +56,7 @@ def show(
     """Print a recipe with all defaults filled in, and where each value comes from."""
     from isoscale.recipe.load import load_recipe
 
-    loaded = load_recipe(recipe, overrides or ())
+    loaded = load_recipe(recipe, overrides or ()).with_sweep()
     text = json.dumps(loaded.values, indent=2, ensure_ascii=False) + "\n" if as_json else loaded.to_yaml()
     typer.echo(text, nl=False)
 

@@ -1,12 +1,15 @@
 """`isoscale runs`: what was trained."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from isoscale.cli import complete, send
-from isoscale.cli.output import print_json
+from isoscale.cli.output import print_columns, print_json
+
+if TYPE_CHECKING:
+    from isoscale.study.sweep.plan import Sweep
 
 app = typer.Typer(help="Look at runs, and send them on.", no_args_is_help=True)
 app.command("send")(send.send)
@@ -16,20 +19,40 @@ TITLES = ("run", "status", "step", "best", "started")
 
 @app.command("list")
 def list_(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of runs, or of a sweep.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the runs as JSON.")] = False,
 ) -> None:
-    """List the runs in a folder, oldest first."""
+    """List the runs in a folder, oldest first, a sweep as one of them; of a sweep's folder its points, best first."""
+    from isoscale.engine.run_directory import ROOT
     from isoscale.run import Run
+    from isoscale.study.sweep.plan import Sweep
+    from isoscale.study.sweep.states import summary_of
 
-    summaries = [run.summary_if_readable() for run in Run.all(folder)]
+    if not folder.exists() and Sweep.exists(ROOT / folder):
+        folder = ROOT / folder
+    if Sweep.exists(folder):
+        _list_points(Sweep.read(folder), as_json)
+        return
+    runs = [run.summary_if_readable() for run in Run.all(folder)]
+    sweeps = [summary_of(path) for path in Sweep.all(folder)]
+    summaries = sorted([*runs, *sweeps], key=lambda summary: str(summary["started"] or ""))
     if as_json:
         print_json(summaries)
         return
     if not summaries:
         print(f"no runs in {folder}; start one with `isoscale train`")
         return
-    _print_columns([TITLES, *(_row(summary, folder) for summary in summaries)])
+    print_columns([TITLES, *(_row(summary, folder) for summary in summaries)])
+
+
+def _list_points(sweep: "Sweep", as_json: bool) -> None:
+    from isoscale.study.sweep.states import as_dict, best_first, states_of, table
+
+    states = best_first(sweep, states_of(sweep))
+    if as_json:
+        print_json([as_dict(sweep, state) for state in states])
+        return
+    print_columns(table(sweep, states))
 
 
 def _row(summary: dict[str, Any], folder: Path) -> tuple[str, ...]:
@@ -48,13 +71,6 @@ def _best(summary: dict[str, Any]) -> str:
 
     best = summary["best"]
     return f"{best['name']} {number(best['value'])}" if best and best["value"] is not None else ""
-
-
-def _print_columns(rows: list[tuple[str, ...]]) -> None:
-    """As wide as needed and never cut, so that names can be copied and lines searched."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command("show")

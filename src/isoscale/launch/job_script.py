@@ -10,6 +10,11 @@ from isoscale.launch.config import MAX_REQUEUES, Resources, notice
 from isoscale.recipe.schema import Launch
 
 JOB = "$SLURM_JOB_ID"
+ARRAY = "$SLURM_ARRAY_JOB_ID"
+TASK = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+"""One task of an array; its own number alone may be that of the whole array."""
+POINTS = "points.txt"
+"""The directories that the tasks of an array train in, one a line, below the folder of the array."""
 ENGINES = {
     "apptainer": ["apptainer", "exec"],
     "shifter": ["shifter"],
@@ -21,12 +26,32 @@ GPUS = {"apptainer": ["--nv"], "podman": ["--device=nvidia.com/gpu=all"]}
 
 
 @dataclass(frozen=True)
+class Array:
+    """Many trainings in one job."""
+
+    tasks: Sequence[int]
+    """The lines of points.txt that are trained, counted from 0."""
+    at_once: int | None = None
+    """How many of them at the same time; None: as many as there is room for."""
+
+    def __str__(self) -> str:
+        ranges: list[list[int]] = []
+        for task in self.tasks:
+            if ranges and ranges[-1][-1] == task - 1:
+                ranges[-1][1:] = [task]
+            else:
+                ranges.append([task])
+        text = ",".join("-".join(map(str, ends)) for ends in ranges)
+        return text if self.at_once is None else f"{text}%{self.at_once}"
+
+
+@dataclass(frozen=True)
 class Job:
-    """A training that Slurm is to run."""
+    """A training that Slurm is to run, or an array of them."""
 
     name: str
     folder: str
-    """The run directory, or how it begins."""
+    """The run directory, or that of all runs of an array, or how it begins."""
     is_numbered: bool
     """Whether the number of the job is the end of its name."""
     words: Sequence[str]
@@ -37,6 +62,7 @@ class Job:
     resources: Resources
     submitted_as: str
     """The command that was typed."""
+    array: Array | None = None
 
     def folder_of(self, job: str) -> Path:
         """The run directory of the job with that number."""
@@ -44,19 +70,32 @@ class Job:
 
     def script(self) -> str:
         """job.sh."""
-        parts = [_head(self), *_directives(self), "", *_environment(self.launch), *_training(self), *_requeue(self)]
-        return "\n".join([*parts, ""])
+        return "\n".join([*self.beginning(), *_training(self), *_requeue(self), ""])
+
+    def beginning(self) -> list[str]:
+        """The lines before anything is started: what is asked for, and the environment."""
+        return [_head(self), *_directives(self), "", *_environment(self.launch)]
+
+    @property
+    def called(self) -> str:
+        """How isoscale is called in the script: in its container, if there is one."""
+        return " ".join(_inside(self))
 
 
 def _head(job: Job) -> str:
     what = "What is trained is in recipe.yaml, in the run directory."
+    if job.array is not None:
+        what = f"Each task trains one point of the sweep; its directory is a line of {POINTS}."
     return f"#!/bin/bash\n# {job.submitted_as}\n# {what}"
 
 
 def _directives(job: Job) -> list[str]:
     launch, counts = job.launch, job.resources
-    folder = job.folder.replace("%", "%%") + "-%j" * job.is_numbered
-    asked = {"job-name": job.name, "nodes": counts.nodes, "ntasks-per-node": counts.tasks_per_node}
+    number, output = ("%j", "%j") if job.array is None else ("%A", "%A_%a")
+    folder = job.folder.replace("%", "%%") + f"-{number}" * job.is_numbered
+    asked: dict[str, object] = {
+        "job-name": job.name, "array": job.array, "nodes": counts.nodes, "ntasks-per-node": counts.tasks_per_node,
+    }  # fmt: skip
     if launch.gres is None and counts.gpus_per_node:
         asked["gpus-per-node"] = counts.gpus_per_node
     names = ("gres", "cpus_per_task", "mem", "time", "partition", "account", "qos", "constraint", "reservation",
@@ -66,8 +105,8 @@ def _directives(job: Job) -> list[str]:
     lines += [f"#SBATCH {directive}" for directive in launch.directives]
     return [
         *lines,
-        f"#SBATCH --output={_quoted(f'{folder}/slurm/%j.out')}",
-        f"#SBATCH --error={_quoted(f'{folder}/slurm/%j.err')}",
+        f"#SBATCH --output={_quoted(f'{folder}/slurm/{output}.out')}",
+        f"#SBATCH --error={_quoted(f'{folder}/slurm/{output}.err')}",
         "#SBATCH --open-mode=append  # when the job starts again, it writes on in the same files",
         "#SBATCH --requeue           # start again when a node fails, or when others go first",
         f"#SBATCH --signal=USR1@{notice(launch)}   # so many seconds before the time limit, training saves and ends",
@@ -91,9 +130,13 @@ def _environment(launch: Launch) -> list[str]:
 
 
 def _training(job: Job) -> list[str]:
-    folder = shlex.quote(job.folder) + f"-{JOB}" * job.is_numbered
+    folder = shlex.quote(job.folder) + f"-{JOB if job.array is None else ARRAY}" * job.is_numbered
+    before: list[str] = []
+    if job.array is not None:
+        line = f'$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$sweep/{POINTS}")'
+        before, folder = [f"sweep={folder}", f"point={line}"], '"$sweep/$point"'
     words = [*_inside(job), "train", *(shlex.quote(word) for word in job.words), "--run", folder]
-    return [f"srun {' '.join(words)}", "code=$?", ""]
+    return [*before, f"srun {' '.join(words)}", "code=$?", ""]
 
 
 def _inside(job: Job) -> list[str]:
@@ -114,7 +157,7 @@ def _requeue(job: Job) -> list[str]:
         f"# {START_AGAIN}: training was told to stop and has saved. The same job starts again, up to {most} times, and "
         "goes on.",
         f'if [ "$code" -eq {START_AGAIN} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ]; then',
-        f'  scontrol requeue "{JOB}" && exit 0',
+        f'  scontrol requeue "{JOB if job.array is None else TASK}" && exit 0',
         "fi",
         "exit $code",
     ]

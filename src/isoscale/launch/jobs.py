@@ -77,9 +77,10 @@ def _job(run: Run) -> str | None:
     """The job of the last start, or one that was submitted since."""
     record = run.record
     stretches = record.get("stretches") or [{}]
-    if run.status == "running":
-        return stretches[-1].get("job")
     submitted = (record.get("job") or {}).get("id")
+    # The environment of an array's task tells a number that may be that of the whole array.
+    if run.status == "running" and "_" not in (submitted or ""):
+        return stretches[-1].get("job")
     return submitted or stretches[-1].get("job")
 
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isoscale.errors import UserError
@@ -88,8 +89,17 @@ def queued(job: str) -> Queued | None:
 
 def expected_start(job: str) -> str | None:
     """When Slurm thinks that a waiting job starts, in local time; None where it does not know."""
-    found = _call("squeue", "--noheader", "--start", f"--jobs={job}", "--format=%S").stdout.strip()
-    return found.replace("T", " ") if found and found != "N/A" else None
+    found = _call("squeue", "--noheader", "--start", f"--jobs={job}", "--format=%S").stdout.split()
+    times = sorted(text for text in found if text != "N/A")
+    return times[0].replace("T", " ") if times else None
+
+
+def active_tasks(arrays: Iterable[str]) -> set[str]:
+    """The tasks of job arrays that run or wait, such as 7_2."""
+    numbers = ",".join(sorted(set(arrays)))
+    if not numbers or shutil.which("squeue") is None:
+        return set()
+    return set(_call("squeue", "--noheader", "--array", f"--jobs={numbers}", "--format=%i").stdout.split())
 
 
 def accounted(job: str) -> Queued | None:

@@ -4,7 +4,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from isoscale.errors import UserError
 from isoscale.launch import slurm
-from isoscale.launch.config import merged, notice, resources
+from isoscale.launch.config import Resources, merged, notice, resources
 from isoscale.launch.job_script import Job
 from isoscale.launch.profiles import read_profile
 from isoscale.recipe.load import LoadedRecipe, load_recipe
@@ -32,31 +32,53 @@ class Submission:
     """Whether the run has not been started yet."""
 
     def send(self) -> tuple[str, Path]:
-        """Put the job into the queue; its number and the run directory.
-
-        Slurm keeps the job until the directory, which is named after the job, is there.
-        """
-        number = slurm.submit_held(self.job.script())
-        folder = self.job.folder_of(number)
-        try:
-            self._prepare(folder, number)
-            slurm.release(number)
-        except BaseException:
-            with suppress(UserError):
-                slurm.cancel(number)
-            raise
-        return number, folder
+        """Put the job into the queue; its number and the run directory."""
+        return send(self.job, self._prepare)
 
     def _prepare(self, path: Path, number: str) -> None:
-        from isoscale.engine.run_directory import RunDirectory
-
-        directory = RunDirectory(path)
         if self.is_new:
-            directory.create(self.loaded.to_yaml())
-            directory.update(status=SUBMITTED, name=self.loaded.name)
-        directory.update(job={"id": number, "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
-        (path / "slurm").mkdir(exist_ok=True)
-        (path / "slurm" / "job.sh").write_text(self.job.script(), encoding="utf-8")
+            prepare(path, self.loaded)
+        claim(path, number)
+        write_script(path, self.job)
+
+
+def send(job: Job, prepare_for: Callable[[Path, str], None]) -> tuple[str, Path]:
+    """Put a job into the queue; its number and its folder.
+
+    Slurm keeps the job until the folder, which may be named after the job, is prepared.
+    """
+    number = slurm.submit_held(job.script())
+    folder = job.folder_of(number)
+    try:
+        prepare_for(folder, number)
+        slurm.release(number)
+    except BaseException:
+        with suppress(UserError):
+            slurm.cancel(number)
+        raise
+    return number, folder
+
+
+def prepare(path: Path, loaded: LoadedRecipe) -> None:
+    """A run directory that has its recipe, and waits for its first start."""
+    from isoscale.engine.run_directory import RunDirectory
+
+    directory = RunDirectory(path)
+    directory.create(loaded.to_yaml())
+    directory.update(status=SUBMITTED, name=loaded.name)
+
+
+def claim(path: Path, job: str) -> None:
+    """Write down which job is going to train in a run directory."""
+    from isoscale.engine.run_directory import RunDirectory
+
+    RunDirectory(path).update(job={"id": job, "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+
+
+def write_script(path: Path, job: Job) -> None:
+    """Keep the script in the folder of the job, where its output goes as well."""
+    (path / "slurm").mkdir(exist_ok=True)
+    (path / "slurm" / "job.sh").write_text(job.script(), encoding="utf-8")
 
 
 def plan(
@@ -71,22 +93,40 @@ def plan(
     if run is not None:
         _check_run(run, is_new)
     source = recipe if is_new or recipe is not None else str(run and run / "recipe.yaml")
-    profile = read_profile(cluster) if cluster is not None else {}
-    of_recipe = load_recipe(source, overrides).recipe.launch.model_dump()
-    launch = merged(of_recipe, profile, options)
-    counts = resources(launch, num_gpus)
-    notice(launch)  # or says that it is too long
-    loaded = load_recipe(source, overrides, check_components=_is_own_environment(launch))
-    folder = f"runs/{loaded.name.replace('/', '-')}" if run is None else str(run)
-    if not folder.isprintable() or any(sign in folder for sign in '"\\'):
-        raise UserError(f"{folder!r} cannot stand in a job script; choose another directory with --run DIR")
+    launch, counts = asked(load_recipe(source, overrides).recipe.launch, options, num_gpus, cluster)
+    loaded = load_recipe(source, overrides, check_components=is_own_environment(launch))
+    folder = folder_word(loaded.name, run)
     # A new run has its recipe in its directory, so that a file that is changed while the job waits changes nothing.
     passed = [*([recipe] if recipe is not None else []), *overrides] if not is_new else []
     job = Job(
         loaded.name, folder, run is None, [*passed, *words], program(launch), launch, counts,
-        " ".join(shlex.join(command).split()),
+        shown(command),
     )  # fmt: skip
     return Submission(job, loaded, is_new)
+
+
+def asked(
+    of_recipe: Launch, options: Mapping[str, Any], num_gpus: int | None, cluster: str | None
+) -> tuple[Launch, Resources]:
+    """What a job asks for, and how many processes and GPUs that are."""
+    profile = read_profile(cluster) if cluster is not None else {}
+    launch = merged(of_recipe.model_dump(), profile, options)
+    counts = resources(launch, num_gpus)
+    notice(launch)  # or says that it is too long
+    return launch, counts
+
+
+def shown(command: Sequence[str]) -> str:
+    """A command on one line, as a comment can hold it."""
+    return " ".join(shlex.join(command).split())
+
+
+def folder_word(name: str, run: Path | None) -> str:
+    """The folder of a job as its script says it: the one that was chosen, or how one below `runs` begins."""
+    folder = f"runs/{name.replace('/', '-')}" if run is None else str(run)
+    if not folder.isprintable() or any(sign in folder for sign in '"\\'):
+        raise UserError(f"{folder!r} cannot stand in a job script; choose another directory with --run DIR")
+    return folder
 
 
 def _check_run(run: Path, is_new: bool) -> None:
@@ -114,7 +154,7 @@ def job_of(run: Path) -> str | None:
         return None
 
 
-def _is_own_environment(launch: Launch) -> bool:
+def is_own_environment(launch: Launch) -> bool:
     """Whether the job runs in the environment of this process, so that components can be looked at here."""
     return not (launch.container or launch.activate or launch.modules)
 
@@ -123,6 +163,6 @@ def program(launch: Launch) -> str:
     """How the job calls isoscale: by its name where the job's environment has it, else by the path of this one."""
     beside = Path(sys.executable).parent / "isoscale"
     found = shutil.which("isoscale")
-    if not _is_own_environment(launch) or not beside.exists() or (found and Path(found).samefile(beside)):
+    if not is_own_environment(launch) or not beside.exists() or (found and Path(found).samefile(beside)):
         return "isoscale"
     return str(beside)

@@ -9,6 +9,7 @@ from isoscale.recipe.overrides import Overrides, apply_overrides
 from isoscale.recipe.presets import DEFAULT_PRESET, locate, read_location
 from isoscale.recipe.problems import DEFAULT, KeyPath, Problem, RecipeError, with_origin
 from isoscale.recipe.schema import Recipe
+from isoscale.recipe.sweep import SECTION, sweep_problems, with_nested_keys
 from isoscale.recipe.tree import PYTHON_CALL, Node, children, from_plain, merge, origins, plain, with_class_keys
 from isoscale.recipe.validation import validate
 
@@ -19,11 +20,24 @@ class LoadedRecipe:
 
     recipe: Recipe
     values: dict[str, Any]
-    """Everything the recipe says, defaults filled in, as plain JSON values; `extends` is resolved and gone."""
+    """Everything the recipe says of one training, defaults filled in, as plain JSON values; `extends` is resolved and
+    gone, and so is `sweep`."""
     origins: dict[KeyPath, str]
     """For each value: `images/digits.yaml:12`, `my.yaml:3`, `command line`, `Python call` or `default`."""
     name: str
     """What runs of this recipe are called."""
+
+    @property
+    def sweep_note(self) -> str | None:
+        """What to know where a recipe with a sweep is trained once."""
+        if not self.recipe.sweep.arguments:
+            return None
+        return "the recipe has a sweep; this trains its own values alone, `isoscale sweep` trains all points"
+
+    def with_sweep(self) -> "LoadedRecipe":
+        """The recipe with its sweep among the values, for those who show or keep all that it says."""
+        section = self.recipe.sweep.model_dump(exclude_defaults=True)
+        return replace(self, values={**self.values, SECTION: section}) if section else self
 
     def to_yaml(self) -> str:
         """The resolved recipe, each value with its origin behind it; reads back as the same recipe."""
@@ -52,9 +66,62 @@ def load_recipe(
     """
     problems: list[Problem] = []
     node, name = _read(DEFAULT_PRESET if source is None else source, problems)
+    return _checked(node, name, overrides, problems, check_components)
+
+
+def load_variants(
+    source: str | Path | None, overrides: Overrides, variants: Mapping[str, Mapping[str, Any]], *,
+    check_components: bool = False,
+) -> dict[str, LoadedRecipe]:  # fmt: skip
+    """The same recipe with other values, several times by name, read only once.
+
+    Raises RecipeError with every problem that was found, each with the first variant that has it.
+    """
+    problems: list[Problem] = []
+    node, name = _read(DEFAULT_PRESET if source is None else source, problems)
+    node = apply_overrides(node, overrides, problems)
+    written = origins(node)
+    found: dict[str, LoadedRecipe] = {}
+    wrong: dict[str, Problem] = {}
+    for variant, values in variants.items():
+        try:
+            found[variant] = _of_sweep(_checked(node, name, values, list(problems), check_components), values)
+        except RecipeError as error:
+            for problem in error.problems:
+                wrong.setdefault(str(replace(problem, origin=None)), _in_variant(problem, variant, values, written))
+    if wrong:
+        raise RecipeError(list(wrong.values()))
+    return found
+
+
+def _of_sweep(loaded: LoadedRecipe, values: Mapping[str, Any]) -> LoadedRecipe:
+    """With the sweep as the origin of its values."""
+    swept = [tuple(key.split(".")) for key in values]
+    inside = {path: SECTION for path in loaded.origins if any(_begins(path, key) for key in swept)}
+    return replace(loaded, origins=loaded.origins | inside)
+
+
+def _begins(path: KeyPath, start: KeyPath) -> bool:
+    return tuple(map(str, path[: len(start)])) == start
+
+
+def _in_variant(
+    problem: Problem, variant: str, values: Mapping[str, Any], written: Mapping[KeyPath, str]
+) -> Problem:  # fmt: skip
+    """The problem where the value was written: in the sweep, if it is one of those that differ."""
+    keys = [tuple(key.split(".")) for key in values]
+    key = next((key for key in keys if _begins(problem.path, key) or _begins(key, tuple(map(str, problem.path)))), None)
+    origin = problem.origin if key is None else written.get((SECTION, *key), problem.origin)
+    return replace(problem, message=f"{problem.message} (in the point {variant})", origin=origin)
+
+
+def _checked(
+    node: Node, name: str, overrides: Overrides, problems: list[Problem], check_components: bool
+) -> LoadedRecipe:
     node = apply_overrides(node, overrides, problems)
     values = plain(node)
     recipe, schema_problems = validate(values)
+    schema_problems += sweep_problems(values.get(SECTION))
     if check_components:
         from isoscale.recipe.check import component_problems
 
@@ -73,12 +140,13 @@ def _not_yet_named(more: list[Problem], problems: list[Problem]) -> list[Problem
 
 
 def _loaded(recipe: Recipe, node: Node, name: str) -> LoadedRecipe:
-    values = recipe.model_dump(by_alias=True, exclude={"extends"})
+    values = recipe.model_dump(by_alias=True, exclude={"extends", SECTION})
+    swept = recipe.model_dump(include={SECTION}, exclude_defaults=True)
     written = origins(node)
     return LoadedRecipe(
         recipe=recipe,
         values=values,
-        origins={path: written.get(path, DEFAULT) for path in _leaves(values)},
+        origins={path: written.get(path, DEFAULT) for path in _leaves({**values, **swept})},
         name=recipe.name or name,
     )
 
@@ -93,7 +161,7 @@ def _leaves(value: Any, path: KeyPath = ()) -> list[KeyPath]:
 
 def _read(source: str | Path | Mapping[str, Any], problems: list[Problem]) -> tuple[Node, str]:
     if isinstance(source, Mapping):
-        node = with_class_keys(from_plain(source, PYTHON_CALL, problems), problems)
+        node = with_nested_keys(with_class_keys(from_plain(source, PYTHON_CALL, problems), problems))
         return _extended(node, Path(), (), problems), "recipe"
     location = locate(source, Path())
     return _read_extended(source, Path(), (), problems), location.name
@@ -112,7 +180,7 @@ def _read_extended(
     if here[0] in [identity for identity, _ in chain]:
         names = " → ".join(label for _, label in (*chain, here))
         raise RecipeError([Problem(("extends",), f"recipes extend each other in a circle: {names}", origin)])
-    node = with_class_keys(read_location(location, problems), problems)
+    node = with_nested_keys(with_class_keys(read_location(location, problems), problems))
     return _extended(node, location.folder, (*chain, here), problems)
 
 

@@ -1,9 +1,9 @@
 """The recipe: everything there is to say about a run, composed of the sections that the rooms own."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from isoscale.config import Config, OpenConfig
 from isoscale.data.config import Data
@@ -134,6 +134,36 @@ class Launch(Config):
     """Environment variables of the training."""
 
 
+class Range(Config):
+    """Numbers between two ends, for a random sweep; whole ones where both ends are whole."""
+
+    min: int | float
+    max: int | float
+    log: bool = False
+    """Draw evenly on a logarithmic scale."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min >= self.max:
+            raise ValueError(f"min must be below max, found {self.min:g} and {self.max:g}")
+        if self.log and self.min <= 0:
+            raise ValueError(f"log: true needs a min above 0, found {self.min:g}")
+        return self
+
+
+class Sweep(OpenConfig):
+    """What `isoscale sweep` tries; a single training takes the recipe's own values.
+
+    All other keys here are keys of the recipe with the values to try, such as `optimizer.lr: [1e-3, 3e-4]`; in a random
+    sweep also ranges, such as `{min: 1e-4, max: 1e-2, log: true}`.
+    """
+
+    how: Literal["product", "zip", "random"] = "product"
+    """Every combination; the first values together, then the second ones …; or random draws that depend on the seed."""
+    budget: Count | None = None
+    """Number of points of a random sweep."""
+
+
 class Recipe(Config):
     """Everything there is to say about a run."""
 
@@ -152,3 +182,4 @@ class Recipe(Config):
     checkpoint: Checkpoint = Checkpoint()
     observe: Observe = Observe()
     launch: Launch = Launch()
+    sweep: Sweep = Sweep()

@@ -1,0 +1,231 @@
+"""`isoscale sweep`."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from isoscale.cli import complete
+from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
+from isoscale.cli.output import print_columns
+
+if TYPE_CHECKING:
+    from isoscale.launch.job_script import Job
+    from isoscale.study.sweep.job import Request
+    from isoscale.study.sweep.plan import Plan, Point, Sweep
+    from isoscale.study.sweep.states import State
+
+
+@with_job_options
+def sweep(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE", help="Preset or file; by default images/digits.", autocompletion=complete.recipes
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="As for train; several values with commas between them are tried: optimizer.lr=1e-3,3e-4 seed=0,1,2.",
+            autocompletion=complete.overrides,
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            metavar="DIR",
+            help="Directory of the sweep; by default runs/RECIPE-sweep-TIME. Continued if there.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Points trained at a time on this machine; default 1.")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes of each point on this machine, as for train.")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="With --run: only the points that failed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the points, or with --slurm the script, and start nothing.")
+    ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", rich_help_panel=CLUSTER, help="Train all points as one Slurm job array.")
+    ] = False,
+    at_once: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", rich_help_panel=CLUSTER, help="At most N points of the array at a time."),
+    ] = None,
+    *,
+    job: JobOptions,
+) -> None:
+    """Train a recipe with many settings: each point is a run of its own, here or on Slurm; or continue a sweep."""
+    from isoscale.study.sweep.job import Request
+    from isoscale.study.sweep.plan import Sweep, check_new, reopen
+
+    words = list(overrides or [])
+    if recipe is not None and ("=" in recipe or recipe.startswith("~")):
+        words.insert(0, recipe)
+        recipe = None
+    _check_options(slurm, {"--workers": workers, "--devices": devices}, {"--at-once": at_once}, job)
+    command = ["isoscale", *sys.argv[1:]]
+    request = Request(job.as_keys(), job.num_gpus, job.cluster, at_once, command) if slurm else None
+    if run is not None and Sweep.exists(run):
+        _continue(reopen(run, recipe, words), failed, request, workers or 1, devices or 1, dry_run)
+        return
+    if failed:
+        _refuse("--failed trains the failed points of a sweep again; say which one with --run DIR")
+    if run is not None:
+        check_new(run)
+    _begin(_planned(recipe, words, command, request), run, request, workers or 1, devices or 1, dry_run)
+
+
+def _check_options(slurm: bool, here: dict[str, int | None], there: dict[str, int | None], job: JobOptions) -> None:
+    """Refuse what has no meaning on this machine, or none in a job."""
+    for_machine = [name for name, value in here.items() if value is not None]
+    for_job = [name for name, value in there.items() if value is not None] + job.given
+    if slurm and for_machine:
+        _refuse(f"{for_machine[0]} is for points on this machine; with --slurm, write --at-once or --tasks-per-node")
+    if not slurm and for_job:
+        _refuse(f"{for_job[0]} is for a job; add --slurm, or leave it out")
+
+
+def _refuse(text: str) -> None:
+    from isoscale.errors import UserError
+
+    raise UserError(text)
+
+
+def _planned(recipe: str | None, words: list[str], command: list[str], request: "Request | None") -> "Plan":
+    from isoscale.recipe.load import load_recipe
+    from isoscale.study.sweep.plan import plan, with_lists
+
+    check = request is None or request.checks_components(load_recipe(recipe, with_lists(words)))
+    return plan(recipe, words, command, check)
+
+
+def _begin(
+    plan: "Plan", run: Path | None, request: "Request | None", workers: int, devices: int, dry_run: bool
+) -> None:
+    from isoscale.engine.run_directory import RunDirectory
+    from isoscale.study.sweep import job as sweep_job
+    from isoscale.study.sweep.local import check_place
+
+    if request is not None:
+        job = sweep_job.new_job(plan, request, run)
+        if dry_run:
+            print(job.script(), end="")
+        else:
+            _say_sent(*sweep_job.send_new(plan, job), job)
+        return
+    if dry_run:
+        _print_points(plan.points)
+        return
+    check_place()
+    path = run or RunDirectory.fresh(f"{plan.loaded.name}-sweep").path
+    _train(plan.write(path), plan.points, workers, devices)
+
+
+def _continue(
+    sweep: "Sweep", failed: bool, request: "Request | None", workers: int, devices: int, dry_run: bool
+) -> None:
+    from isoscale.study.sweep import job as sweep_job
+    from isoscale.study.sweep.local import check_place
+    from isoscale.study.sweep.states import select, states_of
+
+    chosen = select(sweep, failed)
+    if chosen.elsewhere:
+        print(f"left alone, because they train already or wait for a job: {_names(chosen.elsewhere)}", file=sys.stderr)
+    if not chosen.points:
+        _report(sweep, states_of(sweep))
+    elif request is not None:
+        job = sweep_job.next_job(sweep, chosen.points, request)
+        if dry_run:
+            print(job.script(), end="")
+        else:
+            _say_sent(sweep_job.send_next(sweep, job), sweep, job)
+    elif dry_run:
+        _print_points(chosen.points)
+    else:
+        check_place()
+        _train(sweep, chosen.points, workers, devices)
+
+
+def _names(points: "Sequence[Point]", most: int = 5) -> str:
+    more = f" and {len(points) - most} more" if len(points) > most else ""
+    return ", ".join(point.name for point in points[:most]) + more
+
+
+def _print_points(points: "Sequence[Point]") -> None:
+    from isoscale.study.sweep.points import short_keys, text
+
+    titles = (*short_keys(list(points[0].values)).values(), "run")
+    print_columns([titles, *((*map(text, point.values.values()), point.name) for point in points)])
+
+
+def _train(sweep: "Sweep", points: "Sequence[Point]", workers: int, devices: int) -> None:
+    from isoscale.errors import FAILED as EXIT_FAILED
+    from isoscale.errors import Stopped
+    from isoscale.study.sweep.display import display_on
+    from isoscale.study.sweep.local import Crew, Runner
+    from isoscale.study.sweep.plan import command_to_go_on
+    from isoscale.study.sweep.states import FAILED
+
+    total = len(sweep.points)
+    print(f"{sweep.path}: {len(points)} of {total} point{'s' * (total > 1)} to train, {workers} at a time", flush=True)
+    runner = Runner(sweep, points, Crew(workers, devices), display_on(sys.stdout, sweep))
+    states = runner.run()
+    _report(sweep, states)
+    if runner.was_stopped:
+        print(f"\nstopped; go on: {command_to_go_on(sweep)}")
+        raise Stopped
+    if any(state.status in FAILED for state in states):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _report(sweep: "Sweep", states: "Sequence[State]") -> None:
+    """The table, the best point, and what went wrong."""
+    from isoscale.observe.text import number
+    from isoscale.study.sweep.plan import command_to_go_on
+    from isoscale.study.sweep.states import FAILED, best_first, counts, table
+
+    ordered = best_first(sweep, states)
+    print()
+    print_columns(table(sweep, ordered))
+    print(f"\n{counts(states)}")
+    if ordered[0].best is not None:
+        print(f"best: {sweep.record['monitor']} {number(ordered[0].best)} in {sweep.folder(ordered[0].point)}")
+    wrong = [state for state in states if state.status in FAILED]
+    for state in wrong:
+        print(f"\n{state.point.name} {state.status}: {state.message or ''}".rstrip(), file=sys.stderr)
+    if wrong:
+        print(f"\nonce that is repaired: {command_to_go_on(sweep, '--failed')}", file=sys.stderr)
+
+
+def _say_sent(number: str, sweep: "Sweep", job: "Job") -> None:
+    from isoscale.launch import slurm
+    from isoscale.observe.text import clock, table
+    from isoscale.recipe.schema import slurm_seconds
+
+    assert job.array is not None
+    start = slurm.expected_start(number)
+    limit = job.launch.time
+    each = f", at most {clock(slurm_seconds(limit))} a start" if limit is not None else ""
+    path = shlex.quote(str(sweep.path))
+    first = job.array.tasks[0]
+    count = len(job.array.tasks)
+    rows = [
+        ("sweep", str(sweep.path)),
+        ("script", str(sweep.path / "slurm" / "job.sh")),
+        ("output", str(sweep.path / "slurm" / f"{number}_{first}.out") + (" …" if count > 1 else "")),
+        *([("start", f"expected at {start}")] if start else []),
+        ("how it is", f"isoscale runs list {path}"),
+        ("follow one", f"isoscale logs -f {shlex.quote(str(sweep.folder(sweep.points[first])))}"),
+        ("end all", f"scancel {number}"),
+    ]
+    told = f"submitted job {number}: {count} point{'s' * (count > 1)}, each {job.resources}{each}"
+    print("\n".join([told, *table(rows)]))

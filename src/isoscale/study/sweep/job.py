@@ -1,0 +1,79 @@
+"""A sweep as one Slurm job: an array with a task for each point."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isoscale.launch import submission
+from isoscale.launch.job_script import Array, Job
+from isoscale.recipe.load import LoadedRecipe, load_recipe
+from isoscale.recipe.schema import Launch
+from isoscale.study.sweep.plan import RECIPE, Plan, Point, Sweep
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of Slurm for each point."""
+
+    options: Mapping[str, Any]
+    """Keys of the `launch` section, over those of the recipe."""
+    num_gpus: int | None = None
+    cluster: str | None = None
+    at_once: int | None = None
+    command: Sequence[str] = ()
+
+    def checks_components(self, loaded: LoadedRecipe) -> bool:
+        """Whether the tasks run in the environment of this process, so that components can be looked at here."""
+        return submission.is_own_environment(self._launch(loaded)[0])
+
+    def _launch(self, loaded: LoadedRecipe) -> tuple[Launch, Any]:
+        return submission.asked(loaded.recipe.launch, self.options, self.num_gpus, self.cluster)
+
+    def job(self, loaded: LoadedRecipe, name: str, run: Path | None, tasks: Sequence[int], words: Sequence[str]) -> Job:
+        """An array of those points, counted in the order of the sweep."""
+        launch, counts = self._launch(loaded)
+        folder = submission.folder_word(f"{name}-sweep", run)
+        return Job(
+            f"{name}-sweep", folder, run is None, list(words), submission.program(launch), launch, counts,
+            submission.shown(self.command), Array(list(tasks), self.at_once),
+        )  # fmt: skip
+
+
+def new_job(plan: Plan, request: Request, run: Path | None) -> Job:
+    """The array of a sweep that is not there yet."""
+    return request.job(plan.loaded, plan.loaded.name, run, range(len(plan.points)), ())
+
+
+def next_job(sweep: Sweep, points: Sequence[Point], request: Request) -> Job:
+    """An array that goes on with some points of a sweep."""
+    tasks = [number for number, point in enumerate(sweep.points) if point in points]
+    return request.job(load_recipe(sweep.path / RECIPE), sweep.record["name"], sweep.path, tasks, sweep.changes)
+
+
+def send_new(plan: Plan, job: Job) -> tuple[str, Sweep]:
+    """Put the array of a new sweep into the queue; its number and the sweep."""
+    number, folder = submission.send(job, lambda path, number: _prepare(plan.write(path), job, number))
+    return number, Sweep.read(folder)
+
+
+def send_next(sweep: Sweep, job: Job) -> str:
+    """Put an array that goes on with a sweep into the queue; its number."""
+    return submission.send(job, lambda path, number: _prepare(sweep, job, number))[0]
+
+
+def _prepare(sweep: Sweep, job: Job, number: str) -> None:
+    assert job.array is not None
+    points = [sweep.points[task] for task in job.array.tasks]
+    sweep.restore(points)
+    submission.write_script(sweep.path, job)
+    for task, point in zip(job.array.tasks, points, strict=True):
+        submission.claim(sweep.folder(point), f"{number}_{task}")
+        _link_output(sweep.folder(point), f"{number}_{task}")
+
+
+def _link_output(folder: Path, task: str) -> None:
+    """Slurm writes the output of all tasks to one folder; each run finds its own as that of a job of its own."""
+    (folder / "slurm").mkdir(exist_ok=True)
+    for name in (f"{task}.out", f"{task}.err"):
+        (folder / "slurm" / name).symlink_to(Path("..", "..", "slurm", name))

@@ -1,0 +1,197 @@
+"""A sweep on this machine: a training for each point, several at a time, in processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from isoscale.engine.run_directory import RunDirectory, provenance
+from isoscale.errors import DONE, START_AGAIN, UserError
+from isoscale.launch.local import TO_OBEY, command_of, end_with_parent, num_cores
+from isoscale.parallel.environment import find
+from isoscale.study.sweep.display import Display
+from isoscale.study.sweep.plan import Point, Sweep
+from isoscale.study.sweep.states import STARTING, WAITING, Logged, State, state_of
+
+LISTENED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+LOGS = "logs"
+"""What the processes of the points write, a file each."""
+LINES_KEPT = 5
+LOOK_EVERY = 0.1
+SHOW_EVERY = 0.5
+
+
+@dataclass(frozen=True)
+class Crew:
+    """How many trainings run at a time, and how many ranks each has."""
+
+    workers: int = 1
+    devices: int = 1
+
+    def variables(self, slot: int) -> dict[str, str]:
+        """Cores and GPUs of one of the workers, so that they share the machine."""
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // (self.workers * self.devices)))
+        return {"OMP_NUM_THREADS": threads, **self.gpus(slot, _visible_gpus())}
+
+    def gpus(self, slot: int, visible: Sequence[str]) -> dict[str, str]:
+        """The GPUs of a worker, each its own as far as there are enough."""
+        if self.workers == 1 or len(visible) < 2:
+            return {}
+        first = slot * self.devices
+        own = dict.fromkeys(visible[number % len(visible)] for number in range(first, first + self.devices))
+        return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+
+
+def _visible_gpus() -> list[str]:
+    import torch
+
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(number) for number in range(torch.cuda.device_count())] if chosen is None else chosen.split(",")
+
+
+def check_place() -> None:
+    """Refuse to be one of several processes, which would all train all points."""
+    found = find()
+    if found.world > 1:
+        raise UserError(
+            f"sweep starts the trainings itself, and this process is rank {found.rank} of {found.world}, started by "
+            f"{found.launcher}; start it once, or with --slurm on a login node"
+        )
+
+
+class _Training:
+    """The process that trains a point."""
+
+    def __init__(self, sweep: Sweep, point: Point, crew: Crew, slot: int) -> None:
+        self.point, self.slot = point, slot
+        self._folder = sweep.folder(point)
+        self._recipe = (self._folder / "recipe.yaml").read_text(encoding="utf-8")
+        self._log = sweep.path / LOGS / f"{point.name}.txt"
+        self._was_told = False
+        self.logged = Logged(sweep, point)
+        words = [sys.argv[0], "train", *sweep.changes, "--run", str(self._folder)]
+        words += ["--devices", str(crew.devices)] if crew.devices > 1 else []
+        with self._log.open("ab") as output:
+            self._start = output.tell()
+            # In a group of its own, it gets a Ctrl-C of the terminal once, from here, and not twice.
+            self._process = subprocess.Popen(
+                command_of(words), env={**os.environ, **crew.variables(slot)}, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, process_group=0, preexec_fn=end_with_parent(os.getpid()),
+            )  # fmt: skip
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def tell(self, number: int) -> None:
+        if not self.has_ended:
+            self._was_told = True
+            self._process.send_signal(number)
+
+    def close(self) -> None:
+        """A training that failed before it began has removed its directory: write down there that it did."""
+        code = self._process.wait()
+        directory = RunDirectory(self._folder)
+        if directory.exists or code in (DONE, START_AGAIN):
+            return
+        directory.create(self._recipe)
+        if not self._was_told:
+            directory.update(**provenance(["isoscale", "sweep"]), status="failed", message=self._last_lines(code))
+
+    def _last_lines(self, code: int) -> str:
+        with self._log.open("rb") as file:
+            file.seek(self._start)
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+        told = lines[errors[-1] :] if errors else lines[-LINES_KEPT:]
+        return "\n".join(told).removeprefix("error: ") or f"exit code {code}"
+
+
+class Runner:
+    """Trains points, a few at a time, and passes on what somebody asks for."""
+
+    def __init__(self, sweep: Sweep, points: Sequence[Point], crew: Crew, display: Display) -> None:
+        """Nothing is started yet."""
+        self._sweep, self._crew, self._display = sweep, crew, display
+        self._waiting = list(points)
+        self._trainings: list[_Training] = []
+        self._signals: list[int] = []
+        self._deadline: float | None = None
+        self._next_show = 0.0
+        self._states = {point.name: state_of(sweep, point) for point in sweep.points}
+        self._states |= {point.name: State(point, WAITING) for point in points}
+        self.was_stopped = False
+        """Whether somebody asked to stop."""
+
+    def run(self) -> list[State]:
+        """Train all points, or as far as to where someone asks to stop; how all points of the sweep stand then."""
+        (self._sweep.path / LOGS).mkdir(exist_ok=True)
+        self._sweep.restore(self._waiting)
+        with self._listening(), self._display:
+            try:
+                while self._trainings or (self._waiting and not self.was_stopped):
+                    self._look()
+                    time.sleep(LOOK_EVERY)
+            finally:
+                for training in self._trainings:
+                    training.tell(signal.SIGKILL)
+            self._show()
+        return list(self._states.values())
+
+    def _look(self) -> None:
+        self._pass_signals_on()
+        ended = [training for training in self._trainings if training.has_ended]
+        for training in ended:
+            self._trainings.remove(training)
+            training.close()
+            self._states[training.point.name] = state_of(self._sweep, training.point, training.logged)
+        while self._waiting and len(self._trainings) < self._crew.workers and not self.was_stopped:
+            self._trainings.append(_Training(self._sweep, self._waiting.pop(0), self._crew, self._free_slot()))
+        if ended or time.monotonic() >= self._next_show:
+            self._show()
+
+    def _free_slot(self) -> int:
+        taken = {training.slot for training in self._trainings}
+        return next(slot for slot in range(self._crew.workers) if slot not in taken)
+
+    def _show(self) -> None:
+        for training in self._trainings:
+            self._states[training.point.name] = self._state_while_on(training)
+        self._display.show(list(self._states.values()))
+        self._next_show = time.monotonic() + SHOW_EVERY
+
+    def _state_while_on(self, training: _Training) -> State:
+        """Until a process has written down that it trains, its directory tells of an earlier end."""
+        state = state_of(self._sweep, training.point, training.logged)
+        return state if state.status == "running" else replace(state, status=STARTING)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        before = {number: signal.signal(number, lambda got, _: self._signals.append(got)) for number in LISTENED}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _pass_signals_on(self) -> None:
+        """The first request lets all trainings save; after a second Ctrl-C they end at once."""
+        while self._signals:
+            number = self._signals.pop(0)
+            again = self.was_stopped and number == signal.SIGINT
+            if again:
+                self._deadline = time.monotonic() + TO_OBEY
+            self._display.say(
+                "stopping now; the last checkpoints are the place to go on from" if again
+                else f"{signal.Signals(number).name}: the trainings save and end; Ctrl-C again stops now"
+            )  # fmt: skip
+            self.was_stopped = True
+            for training in self._trainings:
+                training.tell(signal.SIGINT if again else signal.SIGTERM)
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            for training in self._trainings:
+                training.tell(signal.SIGKILL)

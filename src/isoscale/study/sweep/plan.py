@@ -1,0 +1,220 @@
+"""A sweep: one recipe with many settings, a run directory for each point, and a record of all of them."""
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isoscale.engine.run_directory import write_aside
+from isoscale.errors import UserError
+from isoscale.launch.job_script import POINTS
+from isoscale.launch.submission import prepare
+from isoscale.recipe.compare import ABSENT, LENGTHS, Difference, describe, differences, harmful
+from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, load_variants
+from isoscale.recipe.problems import Problem, dotted
+from isoscale.recipe.sweep import OWN_KEYS, SECTION, choices
+from isoscale.recipe.tree import COMMAND_LINE
+from isoscale.recipe.yaml_reader import read_value
+from isoscale.run import Run
+from isoscale.study.sweep.points import Values, names_of, points_of, text
+
+RECORD = "sweep.json"
+RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of a sweep."""
+
+    name: str
+    """That of its run directory."""
+    values: Values
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep that was checked, point by point; nothing has happened yet."""
+
+    loaded: LoadedRecipe
+    recipes: dict[str, LoadedRecipe]
+    """What each point trains, by its name."""
+    points: list[Point]
+    command: Sequence[str]
+
+    def write(self, path: Path) -> "Sweep":
+        """Make the directories of the sweep and of all its points; the record comes last."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_aside(path / RECIPE, self.loaded.with_sweep().to_yaml())
+            for name, loaded in self.recipes.items():
+                prepare(path / name, loaded)
+            write_aside(path / POINTS, "".join(f"{point.name}\n" for point in self.points))
+            write_aside(path / RECORD, json.dumps(self._record(), indent=1))
+        except OSError as error:
+            raise UserError(
+                f"cannot write the sweep {path}: {error.strerror or error}; choose another directory with --run DIR"
+            ) from None
+        return Sweep.read(path)
+
+    def _record(self) -> dict[str, Any]:
+        checkpoint = self.loaded.recipe.checkpoint
+        return {
+            "name": self.loaded.name,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": list(self.command),
+            "monitor": checkpoint.monitor,
+            "mode": checkpoint.mode,
+            "keys": list(self.points[0].values),
+            "points": [{"directory": point.name, "values": point.values} for point in self.points],
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep in its directory."""
+
+    path: Path
+    record: dict[str, Any]
+
+    @staticmethod
+    def exists(path: Path) -> bool:
+        """Whether there is a sweep in a directory."""
+        return (path / RECORD).is_file()
+
+    @classmethod
+    def read(cls, path: Path) -> "Sweep":
+        """The sweep in a directory."""
+        try:
+            return cls(path, dict(json.loads((path / RECORD).read_text(encoding="utf-8"))))
+        except FileNotFoundError:
+            raise UserError(f"there is no sweep in {path}: no {RECORD}; `isoscale runs list` shows sweeps") from None
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{path / RECORD} is damaged: {error}") from None
+
+    @staticmethod
+    def all(root: Path) -> list[Path]:
+        """The directories of all sweeps below a folder."""
+        return [path.parent for path in sorted(root.glob(f"*/{RECORD}"))]
+
+    @property
+    def points(self) -> list[Point]:
+        """The points in the order of the sweep."""
+        return [Point(entry["directory"], entry["values"]) for entry in self.record["points"]]
+
+    @property
+    def larger_is_better(self) -> bool:
+        """The direction in which the monitored metric gets better."""
+        return self.record["mode"] == "max"
+
+    @property
+    def changes(self) -> list[str]:
+        """What was changed since the points were prepared, as overrides."""
+        return list(self.record.get("changes", {}).values())
+
+    def folder(self, point: Point) -> Path:
+        """The run directory of a point."""
+        return self.path / point.name
+
+    def restore(self, points: Sequence[Point]) -> None:
+        """Prepare those points anew whose directories somebody has removed."""
+        missing = {point.name: point.values for point in points if not Run.exists(self.folder(point))}
+        for name, loaded in load_variants(self.path / RECIPE, (), missing).items():
+            prepare(self.path / name, loaded)
+
+    def is_complete(self, point: Point) -> bool:
+        """Whether a point that is done has trained as long as the sweep now says."""
+        if not any(dotted(path) in self.record.get("changes", {}) for path in LENGTHS):
+            return True
+        wanted, trained = (load_recipe(path / RECIPE).recipe.train for path in (self.path, self.folder(point)))
+        return (wanted.epochs, wanted.steps) == (trained.epochs, trained.steps)
+
+
+def plan(recipe: str | None, words: Sequence[str], command: Sequence[str], check_components: bool = True) -> Plan:
+    """Check a recipe at every point of its sweep; `words` are overrides, also such as `seed=0,1,2`."""
+    overrides = with_lists(words)
+    loaded = load_recipe(recipe, overrides)
+    values = points_of(loaded)
+    points = [Point(*pair) for pair in zip(names_of(values), values, strict=True)]
+    by_name = {point.name: point.values for point in points}
+    recipes = load_variants(recipe, overrides, by_name, check_components=check_components)
+    _check_different(points, recipes)
+    return Plan(loaded, recipes, points, command)
+
+
+def with_lists(words: Sequence[str]) -> list[str]:
+    """Overrides in which several values with commas between them stand as lists below `sweep`."""
+    return [_with_list(word) for word in words]
+
+
+def _with_list(word: str) -> str:
+    key, equals, value = word.partition("=")
+    if not equals or key.startswith(("~", f"{SECTION}.")):
+        return word
+    problems: list[Problem] = []
+    several = read_value(f"[{value}]", COMMAND_LINE, (), problems).value
+    is_one = problems or not isinstance(several, list) or len(several) < 2
+    return word if is_one else f"{SECTION}.{key}=[{value}]"
+
+
+def _check_different(points: Sequence[Point], recipes: Mapping[str, LoadedRecipe]) -> None:
+    seen: dict[str, Point] = {}
+    for point in points:
+        first = seen.setdefault(json.dumps(recipes[point.name].values, sort_keys=True), point)
+        if first is not point:
+            raise UserError(
+                f"two points of the sweep are the same training: {_shown(first)} and {_shown(point)}; keep one of them"
+            )
+
+
+def _shown(point: Point) -> str:
+    return " ".join(f"{key}={text(value)}" for key, value in point.values.items())
+
+
+def _section(loaded: LoadedRecipe) -> dict[str, Any]:
+    """The sweep by key, without what is not said."""
+    section = loaded.recipe.sweep
+    own = {key: value for key, value in section.model_dump(exclude_defaults=True).items() if key in OWN_KEYS}
+    entries = choices(section)
+    return own | {key: entry if isinstance(entry, list) else entry.model_dump() for key, entry in entries.items()}
+
+
+def check_new(path: Path) -> None:
+    """Refuse a directory that holds something else."""
+    if Run.exists(path):
+        raise UserError(f"{path} holds a single run; choose another directory for the sweep with --run DIR")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} is there and holds no sweep; choose another directory with --run DIR")
+
+
+def reopen(path: Path, recipe: str | None, words: Sequence[str]) -> Sweep:
+    """A sweep to go on with, refusing changes that would make it another one; others are kept in its record."""
+    sweep = Sweep.read(path)
+    if recipe is None and not words:
+        return sweep
+    stored = load_resolved(path / RECIPE)
+    wanted = load_recipe(str(path / RECIPE) if recipe is None else recipe, with_lists(words))
+    changes = differences(*({**loaded.values, SECTION: _section(loaded)} for loaded in (stored, wanted)))
+    refused = [*harmful(changes), *(change for change in changes if dotted(change.path) in sweep.record["keys"])]
+    if refused:
+        raise UserError(
+            f"{path} holds a sweep of another recipe:\n{describe(refused)}\n"
+            "start a new sweep (leave out --run, or name another directory), or take these changes back"
+        )
+    write_aside(path / RECIPE, wanted.with_sweep().to_yaml())
+    kept = {dotted(change.path): _as_word(change) for change in changes if change.path[0] not in ("name", "launch")}
+    record = {**sweep.record, "changes": sweep.record.get("changes", {}) | kept}
+    write_aside(path / RECORD, json.dumps(record, indent=1))
+    return Sweep(path, record)
+
+
+def _as_word(change: Difference) -> str:
+    key = dotted(change.path)
+    return f"~{key}" if change.new is ABSENT else f"{key}={json.dumps(change.new)}"
+
+
+def command_to_go_on(sweep: Sweep, *options: str) -> str:
+    """What to type to go on with a sweep."""
+    return " ".join(["isoscale sweep --run", shlex.quote(str(sweep.path)), *options])
