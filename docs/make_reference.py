@@ -192,7 +192,7 @@ def commands() -> str:
         context = typer.Context(command, info_name=path)
         usage = " ".join([path, *command.collect_usage_pieces(context)])
         parts += [f"## {path}\n", f"{command.help}\n", f"```text\n{usage}\n```\n"]
-        found = [described(parameter, context) for parameter in command.params]
+        found = [described(each, context) for each in command.params if not getattr(each, "hidden", False)]
         parts += rows("argument or option", found) if found else []
     return "\n".join(parts)
 

@@ -13,7 +13,8 @@ COMMANDS = [
     (), ("train",), ("test",), ("predict",), ("runs",), ("runs", "list"), ("runs", "show"), ("recipe",),
     ("recipe", "list"), ("recipe", "show"), ("recipe", "check"), ("recipe", "schema"), ("recipe", "model"),
     ("runs", "send"), ("data",), ("data", "get"), ("data", "info"), ("data", "make"), ("data", "shuffle"),
-    ("compare",), ("report",), ("tensorboard",),
+    ("compare",), ("report",), ("reproduce",), ("tensorboard",), ("submit",), ("status",), ("cancel",), ("logs",),
+    ("sweep",), ("scale",),
     ("init",), ("doctor",),
 ]  # fmt: skip
 COMPLETE = "import sys; sys.argv = ['isoscale']; from isoscale.cli.main import run; run()"

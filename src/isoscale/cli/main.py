@@ -17,7 +17,9 @@ from isoscale.cli import (
     report,
     reproduce,
     runs,
+    scale,
     submit,
+    sweep,
     tensorboard,
     train,
 )
@@ -34,9 +36,11 @@ app.command("train")(train.train)
 app.command("test")(apply.test)
 app.command("predict")(apply.predict)
 app.command("submit")(submit.submit)
+app.command("sweep")(sweep.sweep)
 app.command("status")(jobs.status)
 app.command("cancel")(jobs.cancel)
 app.command("logs")(jobs.logs)
+app.command("scale")(scale.scale)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("reproduce")(reproduce.reproduce)
