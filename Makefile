@@ -28,7 +28,7 @@ nightly: .venv/installed-dev  ## Run what takes minutes: faults at random moment
 	@$(python) -m pytest -m nightly -s $(ARGS)
 
 cluster: .venv/installed-dev  ## Run the tests on a real Slurm and real MPI, where these are installed (as root)
-	@$(python) -m pytest -m "cluster and not nightly" $(ARGS)
+	@$(pytest) --dist loadfile -m "cluster and not nightly" $(ARGS)
 
 lint: .venv/installed-dev  ## Check style and formatting
 	@$(python) -m ruff check .

@@ -67,6 +67,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(isoscale, mon
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_five_mistakes_are_reported_as_five(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text(
         "extends: images/digits\n"
@@ -182,6 +183,7 @@ class Broken(isoscale.Task):
 """
 
 
+@pytest.mark.slow
 def test_an_error_in_the_users_code_names_its_line_and_how_to_see_more(tmp_path: Path):
     (tmp_path / "my_task.py").write_text(BROKEN_TASK)
     words = ("train", "task.class=my_task.Broken", "~task.model", "~task.loss", "~task.label_smoothing")
@@ -236,6 +238,7 @@ def can_mount() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(probe, capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs unshare, and leave to mount a file system")
 def test_a_full_disk_is_named_and_the_checkpoints_are_called_intact(tmp_path: Path):
     failed = run_in_small_space(tmp_path, "train", "task.model.widths=[64, 300, 300, 10]", "checkpoint.every=1 steps")

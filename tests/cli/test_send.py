@@ -78,6 +78,7 @@ def test_what_cannot_be_sent_is_said_without_a_traceback(isoscale, copied, words
     assert result.code == 2 and message in result.err and "Traceback" not in result.err
 
 
+@pytest.mark.slow
 def test_a_run_reaches_mlflow_once_however_often_it_is_sent(isoscale, copied, mlflow, tmp_path):
     run, uri = copied(), f"sqlite:///{tmp_path}/server.db"
     edit(run, status="running")

@@ -29,6 +29,7 @@ class MyTask(isoscale.Task):
 """
 
 
+@pytest.mark.slow
 def test_without_a_recipe_the_embedded_one_is_trained_and_the_end_says_what_to_do_next(tmp_path: Path):
     done = cli("train", *QUICK, "train.epochs=3", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,10 @@ from tests.cluster.mpi import CLEAN, ISOSCALE, MPICH, OPEN_MPI, PATIENCE, Mpi
 from tests.cluster.namespaces import Host, Pair, pair
 from tests.test_docs import DOCS, run_blocks
 
+if TYPE_CHECKING:
+    from tests.cluster.slurm import Cluster
+
+pytest_plugins = ["tests.cluster.slurm"]
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 PAGE = DOCS / "how-to/launchers.md"
@@ -82,6 +87,17 @@ def test_mpich_on_several_hosts(tmp_path: Path, machines: Pair):
     agent = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(machines.agent)}
     ends_well(start(script("-f hosts.txt"), tmp_path, MPICH, machines.first, **agent))
     assert hosts_of(tmp_path / "runs/mpich") == ["first", "first", "second", "second"]
+
+
+@pytest.mark.parametrize("words", [("#SBATCH --ntasks-per-node",), ("scontrol show hostnames",)])
+def test_srun_in_a_job(words: tuple[str, ...], slurm: "Cluster", tmp_path: Path):
+    text = script(*words)
+    head = "" if text.startswith("#!") else "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\n"
+    (tmp_path / "job.sh").write_text(head + text)
+    path = {"PATH": f"{Path(ISOSCALE).parent}:{CLEAN['PATH']}"}
+    job = slurm.run("sbatch", "--parsable", "--output=out", "job.sh", cwd=tmp_path, environment=path).stdout.strip()
+    assert slurm.wait(job) == "COMPLETED", (tmp_path / "out").read_text()
+    assert hosts_of(tmp_path / f"runs/digits-{job}") == ["n1", "n1", "n2", "n2"]
 
 
 def test_torchrun_on_several_hosts(tmp_path: Path, machines: Pair):

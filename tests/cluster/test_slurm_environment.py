@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.mpi import MPICH, OPEN_MPI, Mpi
 from tests.helpers import sha, train
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.cluster.slurm"]
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
-TRAIN = f"{sys.executable} -m isoscale train images/digits train.epochs=2 parallel.reduce=tree train.threads=1"
+TRAIN = f"{sys.executable} -m isoscale train images/digits train.epochs=2 parallel.reduce=tree"
 SHOW = "import json; from isoscale.parallel.environment import find; print(json.dumps(vars(find())), flush=True)"
 
 
@@ -23,7 +24,7 @@ SHOW = "import json; from isoscale.parallel.environment import find; print(json.
 def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    return sha(train(folder / "run", train__epochs=2, parallel__reduce="tree", train__threads=1))
+    return sha(train(folder / "run", train__epochs=2, parallel__reduce="tree"))
 
 
 def script(folder: Path, *lines: str) -> str:
@@ -59,6 +60,34 @@ def test_srun_in_salloc_trains_to_the_same_weights(slurm: "Cluster", alone: str,
     slurm.run("salloc", "--nodes=2", "--ntasks-per-node=1", "--time=5", *inside, cwd=tmp_path)
     assert sha(tmp_path / "run") == alone
     assert json.loads((tmp_path / "run/run.json").read_text())["stretches"][0]["hosts"] == ["n1", "n2"]
+
+
+@pytest.mark.parametrize("mpi", [OPEN_MPI, MPICH], ids=lambda mpi: mpi.name)
+def test_mpirun_in_an_allocation_trains_to_the_same_weights(slurm: "Cluster", alone: str, tmp_path: Path, mpi: Mpi):
+    """What Slurm says there is about the daemons of MPI, and not about ranks."""
+    words = mpi.command(2, *TRAIN.split(), "--run", "run")
+    slurm.run("salloc", "--nodes=2", "--ntasks-per-node=1", "--time=5", *words, cwd=tmp_path)
+    assert sha(tmp_path / "run") == alone
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert record["hosts"] == ["n1", "n2"] and record["stretches"][0]["job"]
+
+
+def test_a_run_without_a_name_is_called_after_the_job_which_finds_it_again(
+    slurm: "Cluster", tmp_path: Path, alone: str
+):
+    lines = (
+        f"srun {TRAIN} train.epochs=$((1 + ${{SLURM_RESTART_COUNT:-0}}))",
+        '[ -n "$SLURM_RESTART_COUNT" ] || scontrol requeue "$SLURM_JOB_ID"',
+    )
+    job = slurm.run("sbatch", "--parsable", "--ntasks=2", "--requeue", "--open-mode=append",
+                    script(tmp_path, *lines), cwd=tmp_path).stdout.strip()  # fmt: skip
+    slurm.wait_for(lambda: slurm.state(job) == "COMPLETED" and slurm.facts(job)["Restarts"] == "1", "a restart")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"digits-{job}"]
+    assert sha(tmp_path / f"runs/digits-{job}") == alone
+    stretches = json.loads((tmp_path / f"runs/digits-{job}/run.json").read_text())["stretches"]
+    assert [(stretch["job"], stretch["restart"], stretch["status"]) for stretch in stretches] == [
+        (job, 0, "done"), (job, 1, "done"),
+    ]  # fmt: skip
 
 
 def test_every_task_knows_its_place(slurm: "Cluster", tmp_path: Path):

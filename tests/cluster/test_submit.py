@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.cluster.slurm"]
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
-TREE = ("parallel.reduce=tree", "train.threads=1", "observe.tensorboard=0")
+TREE = ("parallel.reduce=tree", "observe.tensorboard=0")
 SHORT = 3
 LONG = 30
 """Epochs: so that a training on four processes lasts long enough to be interrupted."""
@@ -26,8 +26,10 @@ LONG = 30
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Trainings of one process, for each number of epochs."""
     folder = tmp_path_factory.mktemp("alone")
-    keys = {"parallel__reduce": "tree", "train__threads": 1}
-    return {epochs: train(folder / str(epochs), train__epochs=epochs, **keys).path for epochs in (SHORT, LONG)}
+    return {
+        epochs: train(folder / str(epochs), train__epochs=epochs, parallel__reduce="tree").path
+        for epochs in (SHORT, LONG)
+    }
 
 
 def submit(slurm: "Cluster", folder: Path, *words: str, epochs: int = SHORT) -> tuple[str, Path]:

@@ -507,6 +507,7 @@ print(number)
 """
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_of_its_system_calls_leaves_a_good_newest_checkpoint(tmp_path: Path) -> None:
     two(tmp_path / "before")
     done = subprocess.run(

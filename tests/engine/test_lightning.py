@@ -123,6 +123,7 @@ def test_lightnings_transformer_reaches_the_same_weights(tmp_path: Path) -> None
     assert_same_weights(ours, theirs)
 
 
+@pytest.mark.slow
 def test_lightnings_recurrent_network_reaches_the_same_weights(tmp_path: Path) -> None:
     ours, theirs, *_ = both(
         lambda: modules.without_dropout(Recurrent(vocab_size=20)), tmp_path,
@@ -745,6 +746,7 @@ def test_an_error_in_training_leaves_the_module_clean(tmp_path: Path) -> None:
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
+@pytest.mark.slow
 def test_nothing_of_isoscale_imports_lightning() -> None:
     import subprocess
     import sys

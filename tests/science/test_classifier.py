@@ -127,6 +127,7 @@ def test_scores_are_averaged_over_variants() -> None:
     torch.testing.assert_close(task.scores(images), (images + images.flip(3)).flatten(1) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["images/mnist", "images/fashion-mnist", "images/cifar10-resnet18"])
 def test_every_preset_trains_on_the_real_files(
     name: str, tmp_path: Path, real_data: Any, monkeypatch: pytest.MonkeyPatch

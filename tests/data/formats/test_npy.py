@@ -71,6 +71,7 @@ def test_a_file_larger_than_memory_is_read_by_rows(tmp_path: Path):
     assert found[1234].tolist() == [3] * width and found.sum() == 3 * width
 
 
+@pytest.mark.slow
 def test_more_files_than_may_be_open_at_a_time_are_read(tmp_path: Path):
     for number in range(400):
         np.save(tmp_path / f"part{number}.npy", np.full((3, 2), number))
