@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from isoscale import early_stop
 from isoscale.breakdown import explain
 from isoscale.data.hashing import derive_key
 from isoscale.engine.checkpoint import State
@@ -170,8 +171,8 @@ class Session:
             self.settings, decided, observers, self.directory, metric_log, self.profile, self.ranks,
             self.where is not None,
         )  # fmt: skip
-        if before is not None:  # asked for on the way back to a checkpoint
-            engine.stop.reason = before.stop.reason
+        # asked for on the way back to a checkpoint, or before anybody listened
+        engine.stop.reason = before.stop.reason if before is not None else early_stop.asked()
         engine.rolled_back = [(first, last) for first, last in record.get("rolled_back", [])]
         try:
             # Guarded here, so that what is written down is the reason on whichever rank.

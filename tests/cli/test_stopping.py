@@ -155,3 +155,28 @@ def test_on_a_terminal_the_bar_is_gone_after_a_stop_and_no_line_is_too_wide(tmp_
     bars = [part for line in plain.split("\n") for part in line.split("\r") if " left" in part]
     assert bars and max(len(bar.rstrip("^C")) for bar in bars) <= 78, "^C must fit behind the bar"
     assert re.search(r"stopped at step \d+, in a", plain)
+
+
+EARLY_TASK = """
+import os, signal
+from torch import nn
+import isoscale
+
+class Early(isoscale.Supervised):
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss="cross_entropy")
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Exception:
+            {then}
+"""
+
+
+@pytest.mark.parametrize("then", ["raise AttributeError('matrix') from None", "pass"])
+def test_a_request_that_comes_early_is_not_lost_in_what_it_interrupts(tmp_path: Path, then: str):
+    """As when it comes while a library looks for an attribute: that raises another error, or passes over it."""
+    (tmp_path / "early.py").write_text(EARLY_TASK.format(then=then))
+    words = ("train", "train.epochs=5000", "task={class: early.Early}", "observe.tensorboard=0", "--run", "a")
+    done = subprocess.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 75, done.stderr
+    assert "SIGTERM: stopped before the training began" in done.stderr and "error" not in done.stderr

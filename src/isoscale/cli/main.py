@@ -5,6 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from isoscale import early_stop
 from isoscale._version import __version__
 from isoscale.cli import (
     apply,
@@ -85,8 +86,8 @@ def run() -> None:
         if code == INTERRUPTED and _speaks() and not _has_launched():
             print("interrupted", file=sys.stderr)
     except Exception as error:
-        code = exit_code(error)
-        if _speaks():
+        code = Stopped.exit_code if early_stop.asked() else exit_code(error)
+        if _speaks() and not early_stop.asked():
             _report(error, debug)
     _exit(code)
 

@@ -1,16 +1,14 @@
 """`isoscale train`."""
 
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from isoscale import early_stop
 from isoscale.cli import complete
-from isoscale.errors import Stopped
 
 
 def train(
@@ -63,7 +61,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe, or continue a run."""
-    _stop_early()
+    early_stop.listen()
     if devices is not None and devices > 1:
         _become_a_rank_or_start_them(devices)
     words = list(overrides or [])
@@ -80,17 +78,6 @@ def train(
     from isoscale.opening import open_session
 
     open_session(recipe, words, run, profile=profile).train()
-
-
-def _stop_early() -> None:
-    """Until training listens itself, a request to stop ends the process as it would later: start me again."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _stop_at_once)
-
-
-def _stop_at_once(number: int, frame: object) -> None:
-    os.write(2, f"{signal.Signals(number).name}: stopped before the training began; nothing is lost\n".encode())
-    raise Stopped
 
 
 def _develop(recipe: str | None, words: list[str], num_batches: int, run: Path | None, profile: bool) -> None:
