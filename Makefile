@@ -18,6 +18,8 @@ train: .venv/installed  ## Install, train and test the default recipe (ARGS="tra
 	@.venv/bin/isoscale train $(ARGS)
 	@.venv/bin/isoscale test
 
+# Slow tests wait more than they compute, so that one more at a time does not slow down the others.
+test: WORKERS = 3
 test: lint types  ## Install the tools, check style and types, run all tests with coverage
 	@$(pytest) --cov --cov-report=term
 

@@ -1,26 +1,39 @@
-"""A request to stop that comes before the training listens for one itself."""
+"""A request to stop that comes before the training listens for one itself.
+
+It raises wherever the process is just then. That may be inside an import or a library's own code, where it comes out as
+another error, or as none; and a library may not let Python hear of it for minutes. So a thread makes sure of the end.
+"""
 
 import os
 import signal
+import threading
+import time
 
-from isoscale.errors import Stopped
+from isoscale.errors import START_AGAIN, Stopped
 
+PATIENCE = 5.0
+"""Seconds to end in an orderly way."""
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _asked: str | None = None
+_guard: threading.Thread | None = None
 
 
 def listen() -> None:
     """From now on such a request ends the process as it would later: start me again."""
-    global _asked
+    global _asked, _guard
     _asked = None
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in _SIGNALS:
         signal.signal(number, _stop)
+    if _guard is None:
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # told at once, whatever the main thread is in
+        _guard = threading.Thread(target=_see_to_it, args=(reading,), daemon=True, name="isoscale-early-stop")
+        _guard.start()
 
 
 def asked() -> str | None:
-    """The signal that came, if one did.
-
-    What it raises may reach nobody, or as another error: it interrupts whatever runs, imports and C code among it.
-    """
+    """The signal that came, if one did."""
     return _asked
 
 
@@ -29,3 +42,12 @@ def _stop(number: int, frame: object) -> None:
     _asked = signal.Signals(number).name
     os.write(2, f"{_asked}: stopped before the training began; nothing is lost\n".encode())
     raise Stopped
+
+
+def _see_to_it(reading: int) -> None:
+    """End a process that has not ended by itself, and that does not listen yet."""
+    while number := os.read(reading, 1):
+        if number[0] in _SIGNALS:
+            time.sleep(PATIENCE)
+            if signal.getsignal(number[0]) is _stop:
+                os._exit(START_AGAIN)

@@ -172,7 +172,7 @@ class Early(isoscale.Supervised):
 """
 
 
-@pytest.mark.parametrize("then", ["raise AttributeError('matrix') from None", "pass"])
+@pytest.mark.parametrize("then", ["raise AttributeError('matrix') from None", "pass", "__import__('time').sleep(600)"])
 def test_a_request_that_comes_early_is_not_lost_in_what_it_interrupts(tmp_path: Path, then: str):
     """As when it comes while a library looks for an attribute: that raises another error, or passes over it."""
     (tmp_path / "early.py").write_text(EARLY_TASK.format(then=then))

@@ -141,11 +141,14 @@ def processes_of(group: int) -> list[int]:
     return found
 
 
+SERVERS = (b"resource_tracker", b"forkserver")
+
+
 def children() -> list[int]:
-    """Worker processes of this process that are alive."""
+    """Worker processes of this process that are alive; other tests may have left servers that start processes."""
     words = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     lines = {int(word): Path(f"/proc/{word}/cmdline").read_bytes() for word in words}  # empty for a process that ended
-    return [pid for pid, line in lines.items() if line and b"resource_tracker" not in line]
+    return [pid for pid, line in lines.items() if line and not any(word in line for word in SERVERS)]
 
 
 def wait_until(is_true: Callable[[], Any], seconds: float = 20) -> None:
