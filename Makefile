@@ -6,7 +6,7 @@ ARGS ?=
 
 python := .venv/bin/python
 pip_install := $(python) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
-pytest := $(python) -m pytest -n $(WORKERS) --dist worksteal
+pytest = $(python) -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help train test quick nightly cluster lint types format docs bench wheel clean
