@@ -6,7 +6,7 @@ ARGS ?=
 
 python := .venv/bin/python
 pip_install := $(python) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
-pytest = $(python) -m pytest -n $(WORKERS) --dist worksteal
+pytest := $(python) -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help train test quick nightly cluster lint types format docs bench wheel clean
@@ -18,8 +18,6 @@ train: .venv/installed  ## Install, train and test the default recipe (ARGS="tra
 	@.venv/bin/isoscale train $(ARGS)
 	@.venv/bin/isoscale test
 
-# Slow tests wait more than they compute, so that one more at a time does not slow down the others.
-test: WORKERS = 3
 test: lint types  ## Install the tools, check style and types, run all tests with coverage
 	@$(pytest) --cov --cov-report=term
 

@@ -79,8 +79,14 @@ def interrupt(folder: Path, number: int, delay: float) -> int:
     return process.wait(60)
 
 
+LIKE_TERM = (signal.SIGINT, signal.SIGUSR1)
+"""Signals that are handled as SIGTERM is."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.nightly) for each in LIKE_TERM)]
+)
 def test_signals_at_random_moments_leave_no_trace(number: int, uninterrupted: Path, tmp_path: Path) -> None:
     delays = random.Random(int(number))
     for _ in range(4):

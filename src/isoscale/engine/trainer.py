@@ -220,6 +220,13 @@ class Trainer:
 
     def fit(self) -> None:
         """Train to the end; raises Stopped when asked to stop, after saving."""
+        try:
+            self._fit()
+        except Stopped:  # on all ranks
+            self.ranks.any(False, "the last checkpoint")  # or else some would end well though it could not be written
+            raise
+
+    def _fit(self) -> None:
         with ExitStack() as stack:
             stack.enter_context(self.stop.listening(aloud=self.ranks.is_first))
             self._watch()
