@@ -148,6 +148,13 @@ def test_a_continued_run_gets_the_words_and_a_new_one_its_recipe(tmp_path: Path)
     assert " train --run runs/digits-$SLURM_JOB_ID\n" in plan("images/digits", ["train.epochs=2"], {}).job.script()
 
 
+def test_options_of_train_reach_train(isoscale):
+    said = ("--profile", "--log-level", "debug", "--log-format", "json", "--log", "collect", "--log-file", "a b.log")
+    shown = isoscale("submit", "images/digits", *said, "--dry-run")
+    (line,) = [line for line in shown.out.splitlines() if line.startswith("srun ")]
+    assert shlex.split(line)[3:-2] == list(said), line
+
+
 def test_notice_of_the_time_limit_leaves_time_to_train():
     assert notice(Launch()) == 120 and notice(Launch(time=60)) == 120 and notice(Launch(time=2)) == 30
     assert notice(Launch(time=10, notice=300)) == 300

@@ -40,6 +40,10 @@ def submit(
         Literal["debug", "info", "warning", "error"] | None, typer.Option("--log-level", help="As for train.")
     ] = None,
     log_format: Annotated[Literal["text", "json"] | None, typer.Option("--log-format", help="As for train.")] = None,
+    log: Annotated[
+        Literal["main", "collect", "workers"] | None, typer.Option("--log", help="As for train: whose lines are kept.")
+    ] = None,
+    log_file: Annotated[Path | None, typer.Option("--log-file", metavar="PATH", help="As for train.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script of the job, and submit nothing.")
     ] = False,
@@ -53,9 +57,9 @@ def submit(
     if recipe is not None and ("=" in recipe or recipe.startswith("~")):
         changes.insert(0, recipe)
         recipe = None
+    said = {"--log-level": log_level, "--log-format": log_format, "--log": log, "--log-file": log_file}
     words = ["--profile"] * profile
-    words += [word for name, value in (("--log-level", log_level), ("--log-format", log_format)) if value
-              for word in (name, value)]  # fmt: skip
+    words += [word for name, value in said.items() if value is not None for word in (name, str(value))]
     submission = plan(
         recipe, changes, job.as_keys(), num_gpus=job.num_gpus, cluster=job.cluster, run=run, words=words,
         command=["isoscale", *sys.argv[1:]],
