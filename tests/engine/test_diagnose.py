@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import isoscale
 from isoscale.engine.journal import NotFinite
-from isoscale.engine.watch import Watch
+from isoscale.engine.operations import Watch
 from tests.helpers import QUIET
 
 pytestmark = pytest.mark.slow

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from isoscale.data.feed import Part
 from isoscale.data.sources import locate
 from isoscale.engine.checkpoint import State
+from isoscale.engine.operations import Origin, Watch
 from isoscale.engine.profile import Profile
 from isoscale.engine.reproducer import write_reproducer
 from isoscale.engine.step import loss_terms
 from isoscale.engine.trainer import Trainer
-from isoscale.engine.watch import Origin, Watch
 from isoscale.errors import Stopped
 from isoscale.observe.text import plain_number
 

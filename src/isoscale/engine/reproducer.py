@@ -21,12 +21,12 @@ from isoscale.data.batches import Batch, to_device
 from isoscale.data.keyed import StepRandom
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.assembly import place
+from isoscale.engine.operations import Origin, Part, Watch
 from isoscale.engine.precision import Precision
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.stage import Stage
 from isoscale.engine.state import copy_weights
 from isoscale.engine.step import loss_terms
-from isoscale.engine.watch import Origin, Part, Watch
 
 if TYPE_CHECKING:
     from isoscale.engine.trainer import Trainer
