@@ -28,6 +28,7 @@ def listen() -> None:
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # told at once, whatever the main thread is in
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a signal to a child is not for this one
         _guard = threading.Thread(target=_see_to_it, args=(reading,), daemon=True, name="isoscale-early-stop")
         _guard.start()
 

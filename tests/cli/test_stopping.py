@@ -180,3 +180,32 @@ def test_a_request_that_comes_early_is_not_lost_in_what_it_interrupts(tmp_path: 
     done = subprocess.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 75, done.stderr
     assert "SIGTERM: stopped before the training began" in done.stderr and "error" not in done.stderr
+
+
+FORKED_TASK = """
+import os, signal, time
+from torch import nn
+import isoscale
+
+class Forked(isoscale.Supervised):
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss="cross_entropy")
+        child = os.fork()
+        if child == 0:
+            try:
+                time.sleep(60)
+            finally:
+                os._exit(0)
+        time.sleep(0.5)
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+        time.sleep(6)
+"""
+
+
+def test_a_signal_to_a_child_is_none_to_the_training(tmp_path: Path):
+    (tmp_path / "forked.py").write_text(FORKED_TASK)
+    words = ("train", "train.epochs=1", "task={class: forked.Forked}", "checkpoint.monitor=val/loss", "checkpoint.mode=min",
+             "observe.tensorboard=0", "--run", "a")  # fmt: skip
+    done = subprocess.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
