@@ -205,7 +205,7 @@ class Forked(isoscale.Supervised):
 
 def test_a_signal_to_a_child_is_none_to_the_training(tmp_path: Path):
     (tmp_path / "forked.py").write_text(FORKED_TASK)
-    words = ("train", "train.epochs=1", "task={class: forked.Forked}", "checkpoint.monitor=val/loss", "checkpoint.mode=min",
-             "observe.tensorboard=0", "--run", "a")  # fmt: skip
+    words = ("train", "train.epochs=1", "task={class: forked.Forked}", "observe.tensorboard=0", "--run", "a")
+    words += ("checkpoint.monitor=val/loss", "checkpoint.mode=min")
     done = subprocess.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
