@@ -46,9 +46,10 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _see_to_it(reading: int) -> None:
-    """End a process that has not ended by itself, and that does not listen yet."""
-    while number := os.read(reading, 1):
-        if number[0] in _SIGNALS:
+    """End a process that has not ended by itself and did not listen, neither when it was asked nor since."""
+    while received := os.read(reading, 1):
+        number = received[0]
+        if number in _SIGNALS and signal.getsignal(number) is _stop:
             time.sleep(PATIENCE)
-            if signal.getsignal(number[0]) is _stop:
+            if signal.getsignal(number) is _stop:
                 os._exit(START_AGAIN)

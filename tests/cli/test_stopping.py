@@ -209,3 +209,27 @@ def test_a_signal_to_a_child_is_none_to_the_training(tmp_path: Path):
     words += ("checkpoint.monitor=val/loss", "checkpoint.mode=min")
     done = subprocess.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+SLOW_END_TASK = """
+import time
+from torch import nn
+import isoscale
+
+class SlowEnd(isoscale.Supervised):
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss="cross_entropy")
+
+    def __del__(self):
+        time.sleep(7)
+        print("ended in peace", flush=True)
+"""
+
+
+def test_a_training_that_has_stopped_may_take_long_to_end(tmp_path: Path):
+    (tmp_path / "slow_end.py").write_text(SLOW_END_TASK)
+    more = ("task={class: slow_end.SlowEnd}", "checkpoint.monitor=val/loss", "checkpoint.mode=min")
+    process = start(tmp_path, *LONG, *more)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75 and "ended in peace" in out, (out, err)
