@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +29,8 @@ TO_END = 10.0
 TO_OBEY = 5.0
 """Seconds that a rank has to end when it is told to."""
 LINES_SHOWN = 30
+FIRST_PORT, NUM_PORTS, APART = 20000, 12000, 61
+"""Ports below those that systems hand out, and how far those of processes that follow each other are apart."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -230,9 +232,14 @@ def end_with_parent(parent: int) -> Any:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has, and that the system gives to nobody before rank 0 listens there, seconds from now."""
+    start = os.getpid() * APART
+    for number in range(start, start + NUM_PORTS):
+        port = FIRST_PORT + number % NUM_PORTS
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise UserError(f"all ports from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1} are taken; use torchrun --standalone")
 
 
 def num_cores() -> int:
