@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoscale.cli import complete
+from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
 from isoscale.cli.output import print_json
 from isoscale.errors import INTERRUPTED, UserError
@@ -20,20 +20,8 @@ REPEATS = 3
 
 @with_job_options
 def scale(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RECIPE", help="Preset or file; by default images/digits.", autocompletion=complete.recipes
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Such as data.batch_size=256; ~schedule deletes. As many as you like.",
-            autocompletion=complete.overrides,
-        ),
-    ] = None,
+    recipe: OptionalRecipe = None,
+    overrides: Overrides = None,
     ranks: Annotated[str | None, typer.Option(metavar="1,2,4", help="Numbers of ranks to measure.")] = None,
     weak: Annotated[
         bool | None,
@@ -80,10 +68,8 @@ def scale(
                      "directory with --run DIR")  # fmt: skip
         _go_on(run, as_json)
         return
-    words, counts = list(overrides or []), _counts(ranks)
-    if recipe is not None and ("=" in recipe or recipe.startswith("~")):
-        words.insert(0, recipe)
-        recipe = None
+    counts = _counts(ranks)
+    recipe, words = sort_out(recipe, overrides)
     question = Question("weak" if weak else "strong", counts, repeats or REPEATS, steps)
     if slurm:
         _measure_in_job(recipe, words, question, run, job, dry_run, as_json)

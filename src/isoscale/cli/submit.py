@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from isoscale.cli import complete
+from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.job_options import JobOptions, with_job_options
 
 if TYPE_CHECKING:
@@ -15,20 +15,8 @@ if TYPE_CHECKING:
 
 @with_job_options
 def submit(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RECIPE", help="Preset or file; by default images/digits.", autocompletion=complete.recipes
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Such as optimizer.lr=3e-4; ~schedule deletes. As many as you like.",
-            autocompletion=complete.overrides,
-        ),
-    ] = None,
+    recipe: OptionalRecipe = None,
+    overrides: Overrides = None,
     run: Annotated[
         Path | None,
         typer.Option(
@@ -53,10 +41,7 @@ def submit(
     """Train a recipe as a Slurm job, or continue a run; a job that reaches its time limit goes on by itself."""
     from isoscale.launch.submission import plan
 
-    changes = list(overrides or [])
-    if recipe is not None and ("=" in recipe or recipe.startswith("~")):
-        changes.insert(0, recipe)
-        recipe = None
+    recipe, changes = sort_out(recipe, overrides)
     said = {"--log-level": log_level, "--log-format": log_format, "--log": log, "--log-file": log_file}
     words = ["--profile"] * profile
     words += [word for name, value in said.items() if value is not None for word in (name, str(value))]

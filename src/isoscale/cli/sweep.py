@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isoscale.cli import complete
+from isoscale.cli.arguments import OptionalRecipe, sort_out
 from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
 from isoscale.cli.output import print_columns
 
@@ -21,12 +22,7 @@ if TYPE_CHECKING:
 
 @with_job_options
 def sweep(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RECIPE", help="Preset or file; by default images/digits.", autocompletion=complete.recipes
-        ),
-    ] = None,
+    recipe: OptionalRecipe = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -67,10 +63,7 @@ def sweep(
     from isoscale.study.sweep.job import Request
     from isoscale.study.sweep.plan import Sweep, check_new, reopen
 
-    words = list(overrides or [])
-    if recipe is not None and ("=" in recipe or recipe.startswith("~")):
-        words.insert(0, recipe)
-        recipe = None
+    recipe, words = sort_out(recipe, overrides)
     _check_options(slurm, {"--workers": workers, "--devices": devices}, {"--at-once": at_once}, job)
     command = ["isoscale", *sys.argv[1:]]
     request = Request(job.as_keys(), job.num_gpus, job.cluster, at_once, command) if slurm else None

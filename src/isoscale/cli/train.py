@@ -8,24 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from isoscale import early_stop
-from isoscale.cli import complete
+from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 
 
 def train(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RECIPE", help="Preset or file; by default images/digits.", autocompletion=complete.recipes
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Such as optimizer.lr=3e-4; ~schedule deletes. As many as you like.",
-            autocompletion=complete.overrides,
-        ),
-    ] = None,
+    recipe: OptionalRecipe = None,
+    overrides: Overrides = None,
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="DIR", help="Directory of the run; continued if there is one already."),
@@ -64,10 +52,7 @@ def train(
     early_stop.listen()
     if devices is not None and devices > 1:
         _become_a_rank_or_start_them(devices)
-    words = list(overrides or [])
-    if recipe is not None and ("=" in recipe or recipe.startswith("~")):
-        words.insert(0, recipe)
-        recipe = None
+    recipe, words = sort_out(recipe, overrides)
     words += [f"observe.level={log_level}"] * (log_level is not None)
     words += [f"observe.format={log_format}"] * (log_format is not None)
     words += [f"observe.log={log}"] * (log is not None)

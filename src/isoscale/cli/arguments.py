@@ -1,0 +1,28 @@
+"""The arguments that say what to train, which several commands have in common."""
+
+from typing import Annotated
+
+import typer
+
+from isoscale.cli import complete
+
+OptionalRecipe = Annotated[
+    str | None,
+    typer.Argument(metavar="RECIPE", help="Preset or file; by default images/digits.", autocompletion=complete.recipes),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Such as optimizer.lr=3e-4; ~schedule deletes. As many as you like.",
+        autocompletion=complete.overrides,
+    ),
+]
+
+
+def sort_out(recipe: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """Recipe and overrides, where the first word may be either."""
+    words = list(overrides or [])
+    if recipe is not None and ("=" in recipe or recipe.startswith("~")):
+        return None, [recipe, *words]
+    return recipe, words
