@@ -111,11 +111,12 @@ def _counts(text: str | None) -> list[int]:
 
 
 def _measure_here(recipe: str | None, words: list[str], question: "Question", run: Path | None, as_json: bool) -> None:
+    from isoscale.launch.local import check_alone
     from isoscale.recipe.load import load_recipe
     from isoscale.study.scale import local as scale_local
     from isoscale.study.scale.study import begin, check
 
-    scale_local.check_place()
+    check_alone("scale starts its ranks")
     loaded = load_recipe(recipe, words, check_components=True)
     check(loaded.recipe, question)
     warning = scale_local.warning(loaded.recipe, question.ranks[-1])
@@ -179,16 +180,16 @@ def _submit_and_wait(study: "Study", request: "Request", as_json: bool) -> None:
 
 def _go_on(path: Path, as_json: bool) -> None:
     """Show a study, and measure what is missing where nobody is about to."""
+    from isoscale.launch.local import check_alone
     from isoscale.recipe.schema import Launch
     from isoscale.study.scale import job as scale_job
-    from isoscale.study.scale import local as scale_local
     from isoscale.study.scale.study import Study
 
     study = Study.read(path)
     if not study.missing:
         _show(study, as_json)
     elif study.job is None:
-        scale_local.check_place()
+        check_alone("scale starts its ranks")
         _complete_here(study, as_json)
     elif (found := scale_job.standing(study)) is not None and found.is_active:
         _show(study, as_json)

@@ -105,8 +105,8 @@ def _begin(
     plan: "Plan", run: Path | None, request: "Request | None", workers: int, devices: int, dry_run: bool
 ) -> None:
     from isoscale.engine.run_directory import RunDirectory
+    from isoscale.launch.local import check_alone
     from isoscale.study.sweep import job as sweep_job
-    from isoscale.study.sweep.local import check_place
 
     if request is not None:
         job = sweep_job.new_job(plan, request, run)
@@ -118,7 +118,7 @@ def _begin(
     if dry_run:
         _print_points(plan.points)
         return
-    check_place()
+    check_alone("sweep starts the trainings")
     path = run or RunDirectory.fresh(f"{plan.loaded.name}-sweep").path
     _train(plan.write(path), plan.points, workers, devices)
 
@@ -126,8 +126,8 @@ def _begin(
 def _continue(
     sweep: "Sweep", failed: bool, request: "Request | None", workers: int, devices: int, dry_run: bool
 ) -> None:
+    from isoscale.launch.local import check_alone
     from isoscale.study.sweep import job as sweep_job
-    from isoscale.study.sweep.local import check_place
     from isoscale.study.sweep.states import select, states_of
 
     chosen = select(sweep, failed)
@@ -144,7 +144,7 @@ def _continue(
     elif dry_run:
         _print_points(chosen.points)
     else:
-        check_place()
+        check_alone("sweep starts the trainings")
         _train(sweep, chosen.points, workers, devices)
 
 

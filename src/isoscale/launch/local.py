@@ -56,6 +56,16 @@ def launch(num_ranks: int, words: Sequence[str], variables: Mapping[str, str] = 
     return crew.exit_code
 
 
+def check_alone(what: str) -> None:
+    """Refuse to be one of several processes, where this one starts others: `what` says which."""
+    found = find()
+    if found.world > 1:
+        raise UserError(
+            f"{what} itself, and this process is rank {found.rank} of {found.world}, started by {found.launcher}; "
+            "start it once, or with --slurm on a login node"
+        )
+
+
 def is_rank() -> bool:
     """Whether this process is one that `launch` has started."""
     return PARENT in os.environ

@@ -4,23 +4,11 @@ import os
 import sys
 from collections.abc import Callable
 
-from isoscale.errors import UserError
 from isoscale.launch.local import launch, num_cores
-from isoscale.parallel.environment import find
 from isoscale.recipe.schema import Recipe
 from isoscale.study.scale.study import Study, lines
 
 THREADS = "OMP_NUM_THREADS"
-
-
-def check_place() -> None:
-    """Refuse to be one of several processes: the ranks are started from here."""
-    found = find()
-    if found.world > 1:
-        raise UserError(
-            f"scale starts its ranks itself, and this process is rank {found.rank} of {found.world}, started by "
-            f"{found.launcher}; start it once, or with --slurm on a login node"
-        )
 
 
 def threads(most_ranks: int) -> int:

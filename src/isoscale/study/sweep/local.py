@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from isoscale.engine.run_directory import RunDirectory, provenance
-from isoscale.errors import DONE, START_AGAIN, UserError
+from isoscale.errors import DONE, START_AGAIN
 from isoscale.launch.local import TO_OBEY, command_of, end_with_parent, num_cores
-from isoscale.parallel.environment import find
 from isoscale.study.sweep.display import Display
 from isoscale.study.sweep.plan import Point, Sweep
 from isoscale.study.sweep.states import STARTING, WAITING, Logged, State, state_of
@@ -51,16 +50,6 @@ def _visible_gpus() -> list[str]:
 
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(number) for number in range(torch.cuda.device_count())] if chosen is None else chosen.split(",")
-
-
-def check_place() -> None:
-    """Refuse to be one of several processes, which would all train all points."""
-    found = find()
-    if found.world > 1:
-        raise UserError(
-            f"sweep starts the trainings itself, and this process is rank {found.rank} of {found.world}, started by "
-            f"{found.launcher}; start it once, or with --slurm on a login node"
-        )
 
 
 class _Training:
