@@ -21,7 +21,7 @@ BELOW = {
     "parallel": (),
     "data": (),
     "observe": (),
-    "science": ("engine.task", "engine.pairs", "data", "observe.exhibits"),
+    "science": ("engine.task", "engine.pairs", "engine.survey", "data", "observe.exhibits"),
 }
 """For each room, the rooms or single modules that it may import besides itself and the leaves."""
 

@@ -1,6 +1,8 @@
 """The Python calls: train, test and predict, from scripts and notebooks."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Settings
 from isoscale.engine.stage import Stage
 from isoscale.engine.step import Forward
+from isoscale.engine.survey import Survey, stored, surveys
 from isoscale.errors import UserError
 from isoscale.observe.exhibits import Exhibit
 from isoscale.opening import open_session
@@ -115,13 +118,15 @@ class _Application:
             check(name, role.source)
         return role
 
-    def in_units_of_target(self, prediction: Any) -> Any:
-        """Predictions in the units of the stored targets, where these are scaled for training."""
-        target = getattr(self.task, "target_key", None)
-        for transform in reversed(self.transforms):
-            if target is not None and getattr(transform, "key", None) == target and hasattr(transform, "inverse"):
-                prediction = transform.inverse(prediction)
-        return prediction
+    def survey(self, stage: str, role: Role) -> dict[str, float]:
+        """What the task measures on all samples of a role together."""
+        if not surveys(self.task):
+            return {}
+        survey = Survey(
+            stage, 0, False, True, False, role.source, partial(print, file=sys.stderr), self.forward("predict"), role,
+            lambda: None,
+        )  # fmt: skip
+        return {f"{stage}/{name}": value for name, value in self.task.survey(survey).items()}
 
     def forward(self, stage: str) -> Forward:
         recorder = Recorder(self.accelerator.device)
@@ -143,8 +148,9 @@ def test(
     """The metrics of a run's best weights (or of another checkpoint) on its test data."""
     application = _Application(_as_run(run), checkpoint, data, role, device)
     with application.precision.applied():
-        part = application.role(role)
-        return evaluate(application.forward("val" if role == "val" else "test"), part.feed, part.plan)
+        part, stage = application.role(role), "val" if role == "val" else "test"
+        values = evaluate(application.forward(stage), part.feed, part.plan)
+        return {**values, **application.survey(stage, part)}
 
 
 def predict(
@@ -155,7 +161,7 @@ def predict(
     with application.precision.applied():
         part = application.role(role)
         found = predict_all(application.forward("predict"), part.feed, part.plan)
-    return found if isinstance(found, dict) else {"prediction": application.in_units_of_target(found)}
+    return found if isinstance(found, dict) else {"prediction": stored(application.task, application.transforms, found)}
 
 
 def exhibits(

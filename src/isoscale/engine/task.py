@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -12,6 +12,9 @@ from isoscale.engine.losses import find_loss, find_metric
 from isoscale.engine.metrics import is_metric, update
 from isoscale.engine.pairs import Pair, Tally
 from isoscale.observe.exhibits import Exhibit
+
+if TYPE_CHECKING:
+    from isoscale.engine.survey import Survey
 
 __all__ = ["Pair", "Supervised", "Tally", "Task"]
 
@@ -46,6 +49,13 @@ class Task(nn.Module):
 
         Called once before the first step of a run; `sample(count)` gives training samples after the transforms.
         """
+
+    def survey(self, survey: "Survey") -> dict[str, float]:
+        """Metrics that need all samples of an evaluation together; empty where none is due.
+
+        Called after every evaluation, on all ranks, which must do the same.
+        """
+        return {}
 
     def show_inputs(self, source: Source, batch: Batch) -> dict[str, Exhibit]:
         """What to look at of the training data, by name.

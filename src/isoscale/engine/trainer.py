@@ -38,14 +38,15 @@ from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.show import Exhibition, sample
 from isoscale.engine.stop import StopRequest, deadline
+from isoscale.engine.survey import Survey, surveys
 from isoscale.engine.verify import verify
 from isoscale.errors import Stopped, UserError
-from isoscale.observe.events import EpochEnded
+from isoscale.observe.events import EpochEnded, Logged
 from isoscale.observe.metric_log import MetricLog
 from isoscale.observe.observers import Observers
 from isoscale.parallel.batch_norm import batch_norms, synchronise
 from isoscale.parallel.ranks import ALONE, Ranks
-from isoscale.parallel.reduction import OVERLAP_FROM, check_shards, make_reducer, tree_shards
+from isoscale.parallel.reduction import OVERLAP_FROM, Reducer, check_shards, make_reducer, tree_shards
 
 
 class Trainer:
@@ -242,6 +243,7 @@ class Trainer:
             if self.settings.train.nan == "rollback" and not self.progress.step:
                 self._save()  # so that there is always something to go back to
             self._rehearse_evaluation()
+            self._survey_before()
             self.exhibition.begin(self.progress.step)
             self._loop()
 
@@ -344,6 +346,9 @@ class Trainer:
         self._tell_not_finite(values)
         best = self.best.watch(values, progress.step)
         progress.ended = self.patience.watch(values)
+        if progress.ended and self.val is not None:
+            values = {**values, **self._survey("val", self.val, is_last=True)}
+            self.parts.train_stage.enter()
         if progress.ended:
             self.observers.note(f"{self.settings.train.early_stopping.monitor} stopped improving: training ends here")  # type: ignore[union-attr]
         if self.parts.rate.watch(values):
@@ -381,9 +386,38 @@ class Trainer:
 
     def evaluate(self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """The values of the present weights on a role's data, which the ranks share out."""
+        values = evaluate(
+            self.parts.forward(stage, self.loss_weights), role.feed, role.plan, interrupted, self._reducer_of(role)
+        )
+        return {**values, **self._survey(stage, role, interrupted)}
+
+    def _reducer_of(self, role: Role) -> Reducer | None:
         whole = self.ranks.alone and role.plan.num_shards == 1
-        reducer = None if whole else self._make_reducer(dtype=torch.float64)
-        return evaluate(self.parts.forward(stage, self.loss_weights), role.feed, role.plan, interrupted, reducer)
+        return None if whole else self._make_reducer(dtype=torch.float64)
+
+    def _survey(
+        self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False, is_last: bool = False
+    ) -> dict[str, float]:
+        """What the task measures on all samples of a role together."""
+        task, step = self.parts.task, self.progress.step
+        if not surveys(task):
+            return {}
+        is_last = is_last or step >= self.plan.num_steps or stage != "val"
+        rehearsed = stage == "val" and self.val is not None and role.plan is not self.val.plan
+        found = task.survey(Survey(
+            stage, step // self.train.plan.steps_per_epoch, step == 0, is_last, rehearsed, role.source,
+            partial(self.observers.note, level="warning"), self.parts.forward("predict", {}), role,
+            lambda: self._reducer_of(role), interrupted,
+        ))  # fmt: skip
+        return {f"{stage}/{name}": value for name, value in found.items()}
+
+    def _survey_before(self) -> None:
+        """What the task measures before its first step."""
+        values = self._survey("val", self.val) if self.val is not None and not self.progress.step else {}
+        self.parts.train_stage.enter()
+        if values:
+            self.progress.values = values
+            self.observers.notify(Logged(0, 0, values))
 
     def role(self, data: Any, name: str, limit: Limit) -> Role | None:
         """Another role of the data, shared out among the ranks as the others are."""

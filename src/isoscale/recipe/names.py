@@ -11,6 +11,8 @@ SHORT_NAMES = {
     "mnist": "isoscale.science.images.MNIST",
     "fashion-mnist": "isoscale.science.images.FashionMNIST",
     "cifar10": "isoscale.science.images.CIFAR10",
+    "ldos": "isoscale.science.electronic.Ldos",
+    "snapshots": "isoscale.science.electronic.Snapshots",
     "mixture": "isoscale.data.mixture.Systems",
     "arrays": "isoscale.data.sources.Arrays",
     "files": "isoscale.data.file_sources.Files",

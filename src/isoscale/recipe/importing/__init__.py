@@ -1,0 +1,1 @@
+"""Parameter files of other programs, as recipes."""
