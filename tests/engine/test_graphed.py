@@ -14,6 +14,7 @@ from isoscale.data.order import Order
 from isoscale.errors import UserError
 from isoscale.opening import open_session
 from isoscale.science.images import Crop, Cutout, Flip, Rotate
+from isoscale.science.models import MLP
 from isoscale.session import Given
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -36,10 +37,10 @@ def merged(*recipes: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def network(dropout: float = 0.0, norm: bool = False) -> nn.Module:
+def network(dropout: float = 0.0, norm: bool = False, width: int = 32) -> nn.Module:
     torch.manual_seed(1)
-    middle = [nn.BatchNorm1d(32)] if norm else []
-    return nn.Sequential(nn.Linear(13, 32), *middle, nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 5))
+    middle = [nn.BatchNorm1d(width)] if norm else []
+    return nn.Sequential(nn.Linear(13, width), *middle, nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, 5))
 
 
 def data(num_samples: int = 1000) -> isoscale.Sources:
@@ -96,6 +97,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bf16": ({"train": {"precision": "bf16"}}, {}),
     "fp16": ({"train": {"precision": "fp16"}}, {}),
     "tf32": ({"train": {"precision": "tf32"}}, {}),
+    "parameters in pieces": ({}, {"width": 3000}),
+    "momentum in pieces": ({"optimizer": {"name": "sgd", "momentum": 0.9, "lr": 0.05}}, {"width": 3000}),
     "float64": ({"train": {"precision": "64"}}, {}),
     "groups": ({"optimizer": {"name": "sgd", "groups": [{"match": ["*.bias"], "lr_scale": 4.0}]}}, {}),
     "loss weights": ({"train": {"loss_weights": {"loss": {"start": 0.1, "end": 2.0}}}}, {}),
@@ -109,6 +112,15 @@ def test_graphed_equals_eager_to_the_bit_over_230_steps(name: str, tmp_path: Pat
     graphed = fit(tmp_path / "graphed", merged(BASE, recipe, {"train": {"program": "graphed"}}), task(**options))
     assert sha(graphed) == sha(eager)
     assert timeless(graphed) == timeless(eager)
+
+
+def test_a_compiled_step_is_captured_with_a_smaller_last_batch(tmp_path: Path) -> None:
+    """What the smaller batch needs is compiled before it is captured: 1000 samples are 15 batches and 40 samples."""
+    recipe = merged(BASE, {"train": {"steps": 80, "program": "compiled+graphed"}})
+    made = isoscale.Supervised(MLP([13, 400, 400, 5]), "cross_entropy")
+    run = fit(tmp_path / "run", recipe, made)
+    assert program(run) == "compiled+graphed"
+    assert run.summary()["step"] == 80
 
 
 @pytest.mark.parametrize("change", [Flip(), Flip("alternate"), Crop(1), Crop(1, "reflect"), Cutout(2), Rotate(20)])

@@ -8,8 +8,9 @@ from isoscale.data.feed import Indices, Part, Window, aligned_stride, as_part, c
 from isoscale.data.shards import Share
 from isoscale.data.sources import Source, TensorSource
 
-LAUNCH_BYTES = 256 << 20
-"""Of rows that are gathered ahead for the steps of a launch."""
+LAUNCH_BYTES = 1 << 30
+LAUNCH_SHARE = 1 / 64
+"""Of rows that are gathered ahead for the steps of a launch: so many, and at most this share of the device."""
 WINDOW = 1 << 20
 WINDOW_ON_CPU = 1 << 15
 
@@ -60,7 +61,7 @@ class DeviceFeed:
         tensors = [tensor for tensor in tensors_of(self._resident) if len(tensor)]
         stride = aligned_stride(size, [tensor[0].nbytes for tensor in tensors])
         needed = num_steps * stride * sum(tensor[0].nbytes for tensor in tensors)
-        if num_steps > 1 and size and stride <= 2 * size and needed <= LAUNCH_BYTES:
+        if num_steps > 1 and size and stride <= 2 * size and needed <= _launch_bytes(self._device):
             return LaunchSlot(self, share, stride, num_steps, self._device)
         return DeviceSlot(self, share, num_steps, self._device)
 
@@ -70,6 +71,12 @@ class DeviceFeed:
 
     def close(self) -> None:
         """Nothing runs ahead."""
+
+
+def _launch_bytes(device: torch.device) -> float:
+    if device.type != "cuda":
+        return LAUNCH_BYTES
+    return min(LAUNCH_BYTES, LAUNCH_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 class DeviceSlot:

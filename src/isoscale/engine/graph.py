@@ -64,6 +64,7 @@ class GraphedProgram:
         self._accelerator = accelerator
         self._fall_back = fall_back
         self._graphs: dict[tuple[int, Hashable], Captured] = {}
+        self._met: set[Hashable] = set()
         self._pool: Any = None
         self._warm = 0
         self._profile: Profile | None = None
@@ -107,6 +108,7 @@ class GraphedProgram:
         end = min(stop, start + NUM_WARMUP - self._warm)
         done = self._eager.run(start, end, interrupted)
         self._warm += done - start
+        self._met.update(self._plan.kind(number) for number in range(start, done))
         reason = None
         generator = torch.cuda.default_generators[self._accelerator.device.index or 0]
         if done > start and generator.get_offset() != 0:
@@ -126,12 +128,16 @@ class GraphedProgram:
     def _launch(self, number: int, count: int) -> bool:
         """Run the steps of a launch; False if they turned out not to be capturable and ran eagerly.
 
-        The first launch of a kind is captured and run eagerly, the second is rehearsed: a replay that only fits the
-        batch it was captured at shows there. From the third on, launches are replayed.
+        Batches of a shape that was not met before are run eagerly: what is made at first sight (compiled code, say)
+        cannot be made in a capture. The next launch of a kind is captured and run eagerly, the one after it rehearsed:
+        a replay that only fits the batch it was captured at shows there. From then on, launches are replayed.
         """
         key = count, self._plan.kind(number)
         captured = self._graphs.get(key)
-        if captured is None:
+        if key[1] not in self._met:
+            self._eager.run(number, number + count, lambda: False)
+            self._met.add(key[1])
+        elif captured is None:
             self._try_capture(key, number, count)
         elif not captured.proven:
             self._rehearse(captured, number, count)

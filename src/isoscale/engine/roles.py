@@ -111,7 +111,8 @@ class RoleMaker:
         order: Indices = Order(len(wanted.source), 0, shuffle=False)
         if wanted.sampler is not None and self._settings.train.overfit_batches is None:
             order = SamplerOrder(wanted.sampler, self._settings.seed)  # it may stand for a part of the dataset
-        size = min(self._settings.data.eval_batch_size or wanted.batch_size, order.num_samples)
+        size = self._settings.data.eval_batch_size or max(wanted.batch_size, getattr(wanted.source, "rows_at_once", 0))
+        size = min(size, order.num_samples)
         return self._role(wanted.source, limited(self._plan_of(order.num_samples, size), limit), order)
 
     def _mixture(

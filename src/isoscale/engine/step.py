@@ -19,6 +19,7 @@ from isoscale.engine.pairs import Pair, as_total
 from isoscale.engine.precision import Precision
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.soundness import Soundness
+from isoscale.engine.spread import Spread
 from isoscale.engine.stage import Stage
 from isoscale.errors import UserError
 from isoscale.parallel.ranks import Ranks
@@ -179,7 +180,11 @@ class Step:
             self._at_once(shards[0][0], number, batch_idx, weights)
         else:
             self._in_parts(shards, number, batch_idx, weights)
-        self._update()
+        if self.reseed is None:  # inside a capture, where the host's time does not count
+            with Spread():
+                self._update()
+        else:
+            self._update()
         if not unguarded:
             self.soundness.end()
         self.mark("optimizer")

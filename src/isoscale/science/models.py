@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from isoscale.errors import UserError
@@ -37,7 +39,7 @@ class MLP(nn.Module):
         self.num_in = widths[0]
         layers: list[nn.Module] = []
         for number, (width_in, width_out) in enumerate(pairwise(widths)):
-            layers.append(nn.Linear(width_in, width_out))
+            layers.append(Linear(width_in, width_out))
             if number < len(widths) - 2:
                 layers.append(_activation(activation))
                 layers += [nn.Dropout(dropout)] if dropout else []
@@ -53,6 +55,41 @@ class MLP(nn.Module):
                 + (", and add flatten to data.transforms" if input.dim() > 2 else "")
             )
         return self.layers(input)
+
+
+class Linear(nn.Linear):
+    """A linear layer that is as fast to differentiate as to compute.
+
+    Torch adds up the gradient of a bias with a kernel that leaves most of a GPU idle: for 1,000 rows of 400 it takes as
+    long as two matrix products. The product with a vector of ones takes a quarter of that.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """From (…, in_features) to (…, out_features)."""
+        is_plain = input.is_cuda and input.dim() == 2 and self.bias is not None
+        if not is_plain or torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling():
+            return super().forward(input)
+        return _Affine.apply(input, self.weight, self.bias)
+
+
+class _Affine(torch.autograd.Function):
+    """`input @ weight.T + bias`."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        return nn.functional.linear(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        (gradient,), (of_input, of_weight, of_bias) = gradients, ctx.needs_input_grad
+        across = gradient.t()
+        return (
+            gradient @ weight if of_input else None,
+            across @ input if of_weight else None,
+            across.mv(gradient.new_ones(len(gradient))) if of_bias else None,
+        )
 
 
 def _activation(name: str) -> nn.Module:
