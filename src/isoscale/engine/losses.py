@@ -50,9 +50,17 @@ def _regression(function: Callable[..., Tensor]) -> Callable[..., Pair]:
     return criterion
 
 
+def _mse(prediction: Tensor, target: Tensor) -> Tensor:
+    """Not torch.nn.functional's, which broadcasts first: in Python, and what is refused here."""
+    return torch._C._nn.mse_loss(prediction, target, _MEAN)  # type: ignore[arg-type]
+
+
+_MEAN = 1
+"""As torch counts reductions."""
+
 LOSSES: dict[str, Callable[..., Pair]] = {
     "cross_entropy": cross_entropy,
-    "mse": _regression(functional.mse_loss),
+    "mse": _regression(_mse),
     "mae": _regression(functional.l1_loss),
     "l1": _regression(functional.l1_loss),
     "huber": _regression(functional.huber_loss),

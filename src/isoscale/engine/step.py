@@ -155,6 +155,7 @@ class Step:
         """How many ranks wanted it at the last step."""
         self._meeting = torch.zeros(1, device=device)
         self._agreed: Found | None = None
+        self._one: Tensor | None = None
         self._steps = [plain_step(optimizer) if self.plain else optimizer.step for optimizer in self.optimizers]
 
     def __call__(
@@ -207,7 +208,7 @@ class Step:
         loss = means[0] if len(means) == 1 else torch.stack(means).sum()
         if "loss" not in terms:
             self.recorder.add("loss", Pair.of_mean(loss, part.samples.shape[0]))
-        self._scaled(loss).backward()
+        self._differentiate(self._scaled(loss))
         self.mark("backward")
 
     def _in_parts(self, shards: Shards, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
@@ -343,6 +344,12 @@ class Step:
         for name, pair in terms.items():
             self.recorder.add(name, pair)
         return terms
+
+    def _differentiate(self, loss: Tensor) -> None:
+        """Give the parameters their gradients; the 1 that these begin with is not made anew every time."""
+        if self._one is None or self._one.dtype != loss.dtype:
+            self._one = torch.ones_like(loss)
+        torch.autograd.backward(loss, self._one)
 
     def _scaled(self, loss: Tensor) -> Tensor:
         return loss if self.scaler is None else self.scaler.scale(loss)

@@ -66,10 +66,14 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """From (…, in_features) to (…, out_features)."""
-        is_plain = input.is_cuda and input.dim() == 2 and self.bias is not None
-        if not is_plain or torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling():
-            return super().forward(input)
-        return _Affine.apply(input, self.weight, self.bias)
+        if input.is_cuda and self._is_plain(input):
+            return _Affine.apply(input, self.weight, self.bias)
+        return nn.functional.linear(input, self.weight, self.bias)
+
+    def _is_plain(self, input: Tensor) -> bool:
+        """Whether nobody changes the product on its way: autocast and compilers have their own."""
+        is_changed = torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling()
+        return input.dim() == 2 and self.bias is not None and not is_changed
 
 
 class _Affine(torch.autograd.Function):
