@@ -44,8 +44,8 @@ def exact(grid: EnergyGrid, number: int, fermi: float, temperature: float) -> tu
     """The integrals of one hat to many digits."""
     kt = BOLTZMANN * temperature
     middle = grid.offset + number * grid.spacing
-    edges = sorted({middle - grid.spacing, middle, middle + grid.spacing,
-                    *(fermi + kt * x for x in range(-60, 61, 4) if abs(fermi + kt * x - middle) < grid.spacing)})  # fmt: skip
+    around = [fermi + kt * x for x in range(-60, 61, 4) if abs(fermi + kt * x - middle) < grid.spacing]
+    edges = sorted({middle - grid.spacing, middle, middle + grid.spacing, *around})
 
     def integral(function):
         hat = lambda energy: 1 - abs(energy - middle) / grid.spacing  # noqa: E731
@@ -107,6 +107,17 @@ def test_states_hold_the_electrons_that_they_are_filled_with(
 def test_a_fermi_level_that_is_not_on_the_grid_is_not_made_up(electrons: float):
     found = fill_with(torch.ones(1, 11, dtype=torch.float64), column(electrons), Quadrature(BERYLLIUM, [300.0]))
     assert found.fermi.isnan().all() and found.band_energy.isnan().all()
+
+
+def test_a_gap_is_filled_up_to_somewhere_in_it():
+    dos = column(*[1.0] * 8, *[0.0] * 8, *[1.0] * 8)[None].requires_grad_()
+    quadrature = Quadrature(EnergyGrid(24, 0.5, -4.0), [300.0])
+    below = fill(dos.detach(), column(1.5), quadrature)
+    found = fill_with(dos, below.num_electrons, quadrature)
+    assert 0.0 < found.fermi.item() < 4.0
+    assert found.band_energy.item() == pytest.approx(below.band_energy.item(), abs=1e-12)
+    (slope,) = torch.autograd.grad(found.band_energy.sum(), dos)
+    assert slope.isfinite().all()
 
 
 def test_systems_are_filled_together_as_they_are_alone():

@@ -1,9 +1,9 @@
 """Integrals over a density of states that is given on an energy grid, and linear in between.
 
 Such an integral is a sum of the values with weights: of each, the integral of a hat, which is 1 at its energy and 0 at
-the neighbouring ones. The Fermi function is 1 or 0 to the last bit farther than `REACH` kT from the Fermi level; within,
-Gauss-Legendre quadrature in pieces of at most `PIECE` kT is exact to rounding. Everything is vectorised over systems
-and stays on their device.
+the neighbouring ones. Farther than `REACH` kT from the Fermi level, the Fermi function is 1 or 0 to the last bit;
+within, Gauss-Legendre quadrature in pieces of at most `PIECE` kT is exact to rounding. Everything is vectorised over
+systems and stays on their device.
 """
 
 import math
@@ -49,9 +49,7 @@ class Weights:
 class Quadrature:
     """The weights of one grid for systems at given temperatures, for any Fermi levels."""
 
-    def __init__(
-        self, grid: EnergyGrid, temperatures: Sequence[float], device: torch.device | None = None
-    ) -> None:
+    def __init__(self, grid: EnergyGrid, temperatures: Sequence[float], device: torch.device | None = None) -> None:
         """In eV and K, one temperature for each system."""
         self.grid = grid
         self.kt = BOLTZMANN * torch.tensor(temperatures, dtype=torch.float64, device=device)[:, None]
@@ -82,7 +80,7 @@ class Quadrature:
 
 
 class _Smooth:
-    """The nodes of the part of each interval in which the occupation is neither 1 nor 0: (systems, intervals, nodes)."""
+    """Nodes in the part of each interval in which the occupation is neither 1 nor 0: (systems, intervals, nodes)."""
 
     def __init__(self, quadrature: Quadrature, fermi: Tensor) -> None:
         at, kt, self._spacing = fermi[:, None], quadrature.kt, quadrature.grid.spacing

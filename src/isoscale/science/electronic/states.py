@@ -11,7 +11,8 @@ from torch import Tensor
 
 from isoscale.science.electronic.integrals import Quadrature, Weights
 
-NUM_HALVINGS = 60
+NUM_HALVINGS = 44
+"""From a grid of 25 eV to 1e-12 eV."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,12 @@ def fill_with(dos: Tensor, num_electrons: Tensor, quadrature: Quadrature) -> Fil
         fermi = _fermi_level(dos, num_electrons, quadrature)
         weights = quadrature.weights(fermi)
         steepness = (dos * weights.slope).sum(-1)
-    # One more step of Newton's method: it moves nothing, and carries the derivative.
+    # One more step of Newton's method: it mends the last digits, and carries the derivative. In a gap there is nothing
+    # to mend, and only rounding to be divided by almost nothing.
     missing = num_electrons - (dos * weights.electrons).sum(-1)
-    return fill(dos, fermi + missing / steepness, quadrature)
+    last = quadrature.grid.spacing * quadrature.grid.size / 2**NUM_HALVINGS
+    move = (missing / steepness.clamp(min=torch.finfo(torch.float64).tiny)).clamp(-last, last)
+    return fill(dos, fermi + move, quadrature)
 
 
 def _fermi_level(dos: Tensor, num_electrons: Tensor, quadrature: Quadrature) -> Tensor:
