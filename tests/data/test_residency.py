@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from isoscale.data import device_feed
 from isoscale.data.batches import BatchPlan, tensors_of
 from isoscale.data.columns import ColumnSource
-from isoscale.data.device_feed import DeviceFeed, DeviceSlot, LaunchSlot
+from isoscale.data.device_feed import DeviceFeed, DeviceSlot, LaunchSlot, brought_in_blocks
 from isoscale.data.feed import ALIGNMENT, Part, Window, aligned_stride
+from isoscale.data.formats.memory import MemoryColumn
 from isoscale.data.host_feed import HostFeed, RowFeed
 from isoscale.data.order import Order
 from isoscale.data.residency import SHARE_OF_DEVICE, SHARE_OF_HOST, choose, make_feed
@@ -266,6 +268,15 @@ def test_a_closed_feed_delivers_again_and_may_be_closed_again(kind):
     feed.close()
     assert_same(feed.parts(5), expected)
     feed.close()
+
+
+def test_files_come_to_a_device_block_by_block(monkeypatch):
+    rows = {"input": np.random.default_rng(0).normal(size=(1003, 7)).astype(np.float32), "target": np.arange(1003)}
+    columns = {name: MemoryColumn(name, values) for name, values in rows.items()}
+    monkeypatch.setattr(device_feed, "BLOCK_BYTES", 36 * 100)
+    found = brought_in_blocks(ColumnSource(columns), torch.device("cpu"))
+    assert {name: tensor.dtype for name, tensor in found.items()} == {"input": torch.float32, "target": torch.int64}
+    assert all(np.array_equal(found[name].numpy(), values) for name, values in rows.items())
 
 
 def test_jumping_leaves_no_thread_behind_and_does_not_wait():

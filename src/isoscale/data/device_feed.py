@@ -3,14 +3,16 @@
 import torch
 from torch import Tensor
 
-from isoscale.data.batches import Batch, BatchPlan, map_tensors, tensors_of
+from isoscale.data.batches import Batch, BatchPlan, copy_batch, map_tensors, tensors_of
 from isoscale.data.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
 from isoscale.data.shards import Share
-from isoscale.data.sources import Source, TensorSource
+from isoscale.data.sources import Source, TensorSource, nbytes
 
 LAUNCH_BYTES = 1 << 30
 LAUNCH_SHARE = 1 / 64
 """Of rows that are gathered ahead for the steps of a launch: so many, and at most this share of the device."""
+BLOCK_BYTES = 256 << 20
+"""Of samples that are on their way to the device."""
 WINDOW = 1 << 20
 WINDOW_ON_CPU = 1 << 15
 
@@ -20,8 +22,7 @@ class DeviceFeed:
 
     def __init__(self, source: Source, order: Indices, plan: BatchPlan, device: torch.device) -> None:
         """Bring all of `source` to `device`."""
-        whole = source.tensors if isinstance(source, TensorSource) else source.fetch(torch.arange(len(source)))
-        self._resident = map_tensors(whole, lambda tensor: tensor.to(device).contiguous())
+        self._resident = whole = _brought(source, device)
         plain = isinstance(whole, dict) and all(isinstance(value, Tensor) for value in whole.values())
         self._single = self._resident if plain else None
         self._plan = plan
@@ -71,6 +72,26 @@ class DeviceFeed:
 
     def close(self) -> None:
         """Nothing runs ahead."""
+
+
+def _brought(source: Source, device: torch.device) -> Batch:
+    """All samples on a device."""
+    if getattr(source, "on_disk", False) and device.type != "cpu":
+        return brought_in_blocks(source, device)
+    whole = source.tensors if isinstance(source, TensorSource) else source.fetch(torch.arange(len(source)))
+    return map_tensors(whole, lambda tensor: tensor.to(device).contiguous())
+
+
+def brought_in_blocks(source: Source, device: torch.device) -> Batch:
+    """All samples of files on a device, of which the host never holds more than a block."""
+    size = max(1, BLOCK_BYTES // max(1, nbytes(source) // len(source)))
+    blocks = torch.arange(len(source)).split(size)
+    like = source.fetch(blocks[0][:1])
+    whole = map_tensors(like, lambda tensor: tensor.new_empty(len(source), *tensor.shape[1:], device=device))
+    for rows in blocks:
+        place = slice(int(rows[0]), int(rows[-1]) + 1)
+        copy_batch(map_tensors(whole, lambda tensor: tensor[place]), source.fetch(rows))  # noqa: B023
+    return whole
 
 
 def _launch_bytes(device: torch.device) -> float:

@@ -14,6 +14,7 @@ from isoscale.data.samples import InProcess, Request, is_dataset
 from isoscale.data.sources import Source, is_vectorised, nbytes
 
 WINDOW = 1 << 15
+WINDOW_ON_DEVICE = 1 << 20
 CHUNK_BYTES = 16 << 20
 
 
@@ -181,11 +182,13 @@ class RowFeed:
         self._source = source
         self._plan = plan
         self._device = device
-        self._window = Window(order, torch.device("cpu"), WINDOW)
         self._num_ahead = num_ahead
-        self._reader: Reader | None = None
+        self._readers: list[Reader] = []
         self._chunk = Chunk(0, 0, None, torch.empty(0), None)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        on_cpu = self._stream is None
+        # What a sample's place is costs a core as much as a short row: a GPU does that in passing.
+        self._window = Window(order, torch.device("cpu") if on_cpu else device, WINDOW if on_cpu else WINDOW_ON_DEVICE)
         share = plan.share(plan.batch_size)
         per_step = max(1, nbytes(source) // len(source) * share.count)
         self._chunk_steps = min(64, max(1, CHUNK_BYTES // per_step))
@@ -220,26 +223,40 @@ class RowFeed:
         """The chunk that holds a step; reading starts afresh when it is not in the next one."""
         if self._chunk.first <= step < self._chunk.stop:
             return self._chunk
-        if self._reader is None or step != self._chunk.stop:
+        if not self._readers or step != self._chunk.stop:
             self.close()
-            self._reader = Reader(self._read_from(step), self._num_ahead)
+            self._readers = self._start_reading(step)
         try:
-            self._chunk = self._arrive(self._reader.get())
+            self._chunk = self._arrive(self._readers[-1].get())
         except BaseException:
             self.close()  # nothing more comes after an error: the next call reads afresh
             raise
         return self._chunk
+
+    def _start_reading(self, step: int) -> list[Reader]:
+        """A thread that gathers rows, and on its way to another device one that sends them: each is busy by itself."""
+        if self._stream is None:
+            return [Reader(map(self._send, self._read_from(step)), self._num_ahead)]
+        gathering = Reader(self._read_from(step), 1)
+        return [gathering, Reader(map(self._send, gathering), self._num_ahead)]
 
     def _read_from(self, step: int) -> Iterator["Chunk"]:
         while True:
             stop = self._end_of_chunk(step)
             size, count = self._plan.size(step), stop - step
             share = self._plan.share(size)
-            samples = self._window.read(self._plan.place(step), count * size)
+            samples = self._places(self._plan.place(step), count * size)
             samples = owned(samples.view(count, size), share).clone(memory_format=torch.contiguous_format)
             samples = _spaced(samples, self._stride(share.count))
-            yield self._send(Chunk(step, stop, self._source.fetch(samples), samples, None))
+            yield Chunk(step, stop, self._source.fetch(samples), samples, None)
             step = stop
+
+    def _places(self, place: int, count: int) -> Tensor:
+        """Sample indices, on the host."""
+        if self._stream is None:
+            return self._window.read(place, count)
+        with torch.cuda.stream(self._stream):
+            return self._window.read(place, count).cpu()
 
     def _end_of_chunk(self, step: int) -> int:
         """Steps of one batch size within one epoch."""
@@ -272,9 +289,9 @@ class RowFeed:
 
     def close(self) -> None:
         """Stop the thread and forget the chunk."""
-        if self._reader is not None:
-            self._reader.close()
-        self._reader = None
+        for reader in reversed(self._readers):
+            reader.close()
+        self._readers = []
         self._chunk = Chunk(0, 0, None, torch.empty(0), None)
 
 

@@ -40,6 +40,11 @@ class Reader:
             raise error
         return item
 
+    def __iter__(self) -> Iterator[Any]:
+        """The items that are left; like the iterator, it may have no end."""
+        while True:
+            yield self.get()
+
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
