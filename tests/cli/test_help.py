@@ -62,7 +62,8 @@ def test_the_shell_completes_commands_recipes_keys_and_runs(tmp_path: Path):
     assert completed("train", "images/digits", "~data.s", cwd=tmp_path) == [
         "~data.samples_per_epoch", "~data.shuffle", "~data.subset"
     ]  # fmt: skip
-    assert set(completed("recipe", "show", "im", cwd=tmp_path)) == set(preset_names())
+    images = {name for name in preset_names() if name.startswith("im")}
+    assert set(completed("recipe", "show", "im", cwd=tmp_path)) == images
     assert completed("test", "di", cwd=tmp_path) == ["digits-7"]
     assert completed("predict", "--checkpoint", "b", cwd=tmp_path) == ["best"]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from isoscale.errors import UserError
 from isoscale.science.models import MLP, Linear, _Affine
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -31,6 +32,13 @@ def test_what_needs_no_gradient_gets_none():
 def test_the_weights_have_the_names_of_plain_layers():
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     MLP([4, 8, 2]).layers.load_state_dict(plain.state_dict())
+
+
+def test_every_hidden_layer_may_have_an_activation_of_its_own():
+    kinds = [type(layer).__name__ for layer in MLP([4, 8, 6, 2], ["relu", "tanh"]).layers]
+    assert kinds == ["Linear", "ReLU", "Linear", "Tanh", "Linear"]
+    with pytest.raises(UserError, match="1 activations were given for 2 hidden layers"):
+        MLP([4, 8, 6, 2], ["relu"])
 
 
 @needs_cuda

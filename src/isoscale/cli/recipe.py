@@ -8,11 +8,12 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.cli.output import print_json
+from isoscale.cli.recipe_import import import_parameters
 
 if TYPE_CHECKING:
     from isoscale.layers import Described
 
-app = typer.Typer(help="List, show and check recipes, and look at their models.", no_args_is_help=True)
+app = typer.Typer(help="List, show, check and import recipes, and look at their models.", no_args_is_help=True)
 
 MOST_ROWS = 50
 """Of the table of a model's layers: about what fits on a screen."""
@@ -139,3 +140,6 @@ def schema() -> None:
     from isoscale.recipe.schema import Recipe
 
     typer.echo(json.dumps(Recipe.model_json_schema(), indent=2, ensure_ascii=False))
+
+
+app.command("import")(import_parameters)

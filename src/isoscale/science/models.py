@@ -28,20 +28,26 @@ class MLP(nn.Module):
     def __init__(
         self,
         widths: Sequence[int],
-        activation: str = "relu",
+        activation: str | Sequence[str] = "relu",
         output_activation: str | None = None,
         dropout: float = 0.0,
     ) -> None:
-        """`widths` from input to output, such as [784, 128, 256, 10]; dropout after each hidden activation."""
+        """`widths` from input to output, such as [784, 128, 256, 10]; dropout after each hidden activation.
+
+        `activation` may be a list, one for each hidden layer.
+        """
         super().__init__()
         if len(widths) < 2:
             raise UserError(f"an MLP needs at least an input and an output width, not {list(widths)}")
         self.num_in = widths[0]
+        hidden = [activation] * (len(widths) - 2) if isinstance(activation, str) else list(activation)
+        if len(hidden) != len(widths) - 2:
+            raise UserError(f"{len(hidden)} activations were given for {len(widths) - 2} hidden layers")
         layers: list[nn.Module] = []
         for number, (width_in, width_out) in enumerate(pairwise(widths)):
             layers.append(Linear(width_in, width_out))
             if number < len(widths) - 2:
-                layers.append(_activation(activation))
+                layers.append(_activation(hidden[number]))
                 layers += [nn.Dropout(dropout)] if dropout else []
         layers += [_activation(output_activation)] if output_activation else []
         self.layers = nn.Sequential(*layers)

@@ -1,198 +1,312 @@
-"""From a parameter file of MALA to a recipe: what it says in our words, and what has none."""
+"""From a parameter file of MALA to a recipe that trains the same."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 from isoscale.errors import UserError
+from isoscale.recipe.importing.files import Parameters
+from isoscale.recipe.importing.imported import Imported, Remark
+from isoscale.recipe.importing.mala_snapshots import PARAMETER as SNAPSHOTS
+from isoscale.recipe.importing.mala_snapshots import put_snapshots
+from isoscale.recipe.importing.mala_words import (
+    ABSOLUTE,
+    ACTIVATIONS,
+    BY_HAND,
+    DEFAULTS,
+    KINDS,
+    LEVELS,
+    METRICS,
+    NEEDLESS,
+    NO_GRID,
+    NOT_ABOUT_TRAINING,
+    OF_OTHER_NETWORKS,
+    OLDER,
+    ONE_IN_A_LIST,
+    OPTIMIZERS,
+    OTHER_ACTIVATIONS,
+    RELATIVE,
+    SCALES,
+    UNKNOWN,
+    kind_of,
+)
 
-Values = dict[str, Any]
-
-ACTIVATIONS = {"Sigmoid": "sigmoid", "ReLU": "relu", "LeakyReLU": "leaky_relu", "Tanh": "tanh", "ELU": "elu"}
-SCALES = {
-    "feature-wise-standard": {"kind": "standard", "per": "feature"},
-    "standard": {"kind": "standard", "per": "whole"},
-    "feature-wise-minmax": {"kind": "minmax", "per": "feature"},
-    "minmax": {"kind": "minmax", "per": "whole"},
-}
-METRICS = {
-    "band_energy": "band_energy",
-    "band_energy_actual_fe": "band_energy_true_fermi",
-    "fermi_energy": "fermi_energy",
-    "density": "density",
-    "density_relative": "density_relative",
-    "dos": "dos",
-    "dos_relative": "dos_relative",
-    "ldos": "ldos",
-}
-NEEDLESS = {
-    "use_gpu": "the device is found by itself",
-    "use_ddp": "start it with --devices, torchrun, srun or mpirun",
-    "use_mpi": "start it with mpirun",
-    "data.use_fast_tensor_data_set": "data is gathered at once, always",
-    "running.use_graphs": "train.program: auto captures whole steps where that is possible",
-    "data.use_lazy_loading_prefetch": "data.residency: disk reads ahead",
-    "running.num_workers": "data.workers: auto",
-}
-"""What needs no word here, and why."""
-
-
-@dataclass
-class Imported:
-    """A recipe, and what of the file it does not hold."""
-
-    recipe: Values
-    needless: list[str] = field(default_factory=list)
-    """What the file asks for and is so by itself."""
-    left_out: list[str] = field(default_factory=list)
-    """What has no counterpart."""
+ABOUT_TRAINING = ("", "running", "network", "data")
+"""The sections of which nothing is passed over in silence."""
+INCLUDES_OUTPUT = "network.layer_activations_include_output_layer"
 
 
-def is_mala(values: Any) -> bool:
-    """Whether a file is one of MALA's."""
-    running = values.get("running") if isinstance(values, Mapping) else None
-    return isinstance(running, Mapping) and running.get("_parameters_type") == "ParametersRunning"
-
-
-class Translation:
-    """Takes keys out of a file one by one; what is left in the end was not understood."""
+class Said:
+    """What a file says, parameter by parameter; what nobody has taken in the end was not understood."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """The whole file."""
-        self._left = {
-            f"{section}.{key}" if section else key: value
-            for section, part in [("", values), *((name, each) for name, each in values.items() if _is_section(each))]
+        """The whole file; parameters of earlier versions go by their present names."""
+        sections = {"": values} | {name: part for name, part in values.items() if _is_section(part)}
+        found = {
+            f"{section}.{key}".lstrip("."): value
+            for section, part in sections.items()
             for key, value in part.items()
             if not _is_section(value) and key != "_parameters_type"
         }
+        self.passed_over = {key for key, present in OLDER.items() if key in found and present in found}
+        """Earlier names beside the present ones, which alone count in MALA 1.4.0."""
+        self._names = {OLDER.get(key, key): key for key in found.keys() - self.passed_over}
+        self._values = {present: found[name] for present, name in self._names.items()}
+        self._taken: set[str] = set()
 
-    def take(self, key: str, default: Any = None) -> Any:
-        """The value of a key, which is then done with."""
-        return self._left.pop(key, default)
+    def __getitem__(self, key: str) -> Any:
+        """The value of a parameter, which is then done with; where the file has none, MALA's default."""
+        self._taken.add(key)
+        value = self._values.get(key, DEFAULTS.get(key))
+        kinds = KINDS.get(key) or (kind_of(DEFAULTS[key]),)
+        if kind_of(value) not in kinds:
+            raise UserError(f"{self.name(key)} is {value!r}; expected {' or '.join(kinds)}, as MALA saves it")
+        return value
+
+    def pass_over(self, *keys: str) -> None:
+        """Be done with parameters that change nothing."""
+        self._taken.update(keys)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def name(self, key: str) -> str:
+        """What the file calls a parameter."""
+        return self._names.get(key, key)
+
+    def is_set(self, key: str) -> bool:
+        """Whether somebody has changed it."""
+        return self._values.get(key, DEFAULTS.get(key)) != DEFAULTS.get(key)
 
     @property
-    def left(self) -> Values:
-        """What nobody took."""
-        return self._left
+    def left(self) -> list[str]:
+        """What is about training, was set, and nobody took."""
+        return [
+            key
+            for key in sorted(self._values)
+            if key not in self._taken | NOT_ABOUT_TRAINING
+            and key.rpartition(".")[0] in ABOUT_TRAINING
+            and (self.is_set(key) if key in DEFAULTS else self._values[key])
+        ]
 
 
 def _is_section(value: Any) -> bool:
     return isinstance(value, Mapping) and "_parameters_type" in value
 
 
-def translate(values: Mapping[str, Any], defaults: Mapping[str, Any] = {}) -> Imported:
-    """The recipe of a parameter file; `defaults` are values that need no mention where the file has them."""
-    if not is_mala(values):
-        raise UserError("this is no parameter file of MALA: it has no section `running` of ParametersRunning")
-    file = Translation(values)
-    imported = Imported({"seed": file.take("manual_seed") or 0})
-    imported.recipe |= {"task": _task(file, imported), "data": _data(file), "optimizer": _optimizer(file)}
-    schedule = _schedule(file)
-    imported.recipe |= {"schedule": schedule} if schedule else {}
-    imported.recipe |= {"train": _train(file), "checkpoint": _checkpoint(file), "observe": _observe(file)}
-    imported.needless = [
-        f"{key}: {why}" for key, why in NEEDLESS.items() if (value := file.take(key)) and value is not False
-    ]
-    imported.left_out = [f"{key}: {value}" for key, value in file.left.items() if _is_said(key, value, defaults)]
+def is_mala(values: Mapping[str, Any]) -> bool:
+    """Whether a file is one of MALA's."""
+    running = values.get("running")
+    return isinstance(running, Mapping) and running.get("_parameters_type") == "ParametersRunning"
+
+
+def translate(parameters: Parameters, folder: str | None = None) -> Imported:
+    """The recipe of a parameter file; `folder` is where its snapshots are now."""
+    if not is_mala(parameters.values):
+        raise UserError(
+            f"{parameters.source} is no parameter file of MALA: it has no section `running` of ParametersRunning; "
+            "parameters.save writes one"
+        )
+    said, imported = Said(parameters.values), Imported(f"{parameters.source}, parameters of MALA")
+    _Translation(said, imported).translate(folder)
+    for key in [*said.left, *(["hyperparameters.hlist"] if said.is_set("hyperparameters.hlist") else [])]:
+        remarks, words = (imported.needless, NEEDLESS) if key in NEEDLESS else (imported.by_hand, BY_HAND)
+        remarks.append(Remark(said.name(key), words.get(key, UNKNOWN)))
+    for key in sorted(said.passed_over):
+        imported.remark_by_hand(
+            key, f"MALA passes it over beside its present name, {OLDER[key]}, which counts here too"
+        )
     return imported
 
 
-def _is_said(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
-    """Whether somebody has set a key: sections that are not about training have nothing to do here."""
-    about_training = key.split(".")[0] in ("running", "network", "data", "targets")
-    return about_training and value not in (None, [], {}, "", 0, False) and defaults.get(key, ...) != value
+class Metric(NamedTuple):
+    """A physical error that the file wants to see."""
+
+    parameter: str
+    name: str
 
 
-def _task(file: Translation, imported: Imported) -> Values:
-    if (kind := file.take("network.nn_type", "feed-forward")) != "feed-forward":
-        raise UserError(f"network.nn_type is {kind!r}, and only feed-forward networks are known here")
-    widths, names = file.take("network.layer_sizes", []), file.take("network.layer_activations", [])
-    unknown = [name for name in names if name is not None and name not in ACTIVATIONS]
-    if unknown:
-        raise UserError(f"network.layer_activations: {unknown[0]!r} is not known; known are {', '.join(ACTIVATIONS)}")
-    found = [ACTIVATIONS[name] for name in names if name is not None]
-    if len(set(found)) > 1:
-        raise UserError(f"network.layer_activations are {', '.join(names)}: here all hidden layers have the same one")
-    model: Values = {"class": "mlp", "widths": widths, "activation": found[0] if found else "relu"}
-    if file.take("network.layer_activations_include_output_layer") and len(names) >= len(widths) - 1 and found:
-        model["output_activation"] = found[-1]
-    if dropout := file.take("running.dropout"):
-        model["dropout"] = dropout
-    file.take("network.dropout")  # of other kinds of networks
-    energies = {
-        "size": file.take("targets.ldos_gridsize"), "spacing": file.take("targets.ldos_gridspacing_ev"),
-        "offset": file.take("targets.ldos_gridoffset_ev"),
-    }  # fmt: skip
-    task: Values = {"class": "ldos", "model": model, "loss": file.take("network.loss_function_type", "mse"),
-                    "energies": energies, "clamp": file.take("targets.restrict_targets") == "zero_out_negative"}  # fmt: skip
-    physics = _physics(file)
-    return {**task, "physics": physics} if physics else task
+class _Translation:
+    """Takes parameters out of a file, section by section of the recipe."""
 
+    def __init__(self, said: Said, imported: Imported) -> None:
+        self._said, self._imported = said, imported
 
-def _physics(file: Translation) -> Values | None:
-    validated, final = file.take("running.validation_metric"), file.take("running.final_validation_metric")
-    logged = file.take("running.logging_metrics") or []
-    before = file.take("running.after_before_training_metric")
-    wanted = dict.fromkeys(METRICS[name] for name in (*logged, validated, final, before) if name in METRICS)
-    if set(wanted) <= {"ldos"}:
-        file.take("running.logging_metrics_interval")
-        return None
-    return {"metrics": list(wanted), "every": file.take("running.logging_metrics_interval") or 1}
+    def translate(self, folder: str | None) -> None:
+        if self._said.is_set("running.run_name"):
+            self._put("name", "running.run_name")
+        self._put("seed", "manual_seed", self._said["manual_seed"] or 0)
+        self._task()
+        self._data(folder)
+        self._optimizer()
+        self._train()
+        self._observe()
 
+    def _put(self, key: str, parameter: str, *value: Any) -> None:
+        """Set a key to a parameter, or to another value that comes from it."""
+        found = self._said[parameter]
+        self._imported.put(key, value[0] if value else found, self._said.name(parameter))
 
-def _data(file: Translation) -> Values:
-    data: Values = {"class": "snapshots", "path": ".", "train": ["…"], "val": ["…"]}
-    data["columns"] = "3:" if file.take("descriptors.descriptors_contain_xyz", True) else None
-    data["batch_size"] = file.take("running.mini_batch_size", 10)
-    scales = [("input", file.take("data.input_rescaling_type")), ("target", file.take("data.output_rescaling_type"))]
-    data["transforms"] = [{"class": "scale", "key": key, **SCALES[kind]} for key, kind in scales if kind in SCALES]
-    if file.take("data.use_lazy_loading"):
-        data["residency"] = "disk"
-    if file.take("running.use_shuffling_for_samplers", True) is False:
-        data["shuffle"] = False
-    return data
+    def _by_hand(self, parameter: str, text: str) -> None:
+        self._imported.remark_by_hand(self._said.name(parameter), text)
 
+    def _only(self, parameter: str, *known: Any) -> None:
+        found = self._said[parameter]
+        if found not in known:
+            name, words = self._said.name(parameter), ", ".join(map(str, known))
+            raise UserError(f"{name} is {found!r}, which cannot be trained here; known is {words}")
 
-def _optimizer(file: Translation) -> Values:
-    name = file.take("running.optimizer", "Adam")
-    known = {"Adam": "adam", "SGD": "sgd", "FusedAdam": "adam", "AdamW": "adamw"}
-    if name not in known:
-        raise UserError(f"running.optimizer is {name!r}; known are {', '.join(known)}")
-    optimizer = {"name": known[name], "lr": file.take("running.learning_rate", 1e-3)}
-    decay = file.take("running.l2_regularization")
-    return {**optimizer, "weight_decay": decay} if decay else optimizer
+    def _task(self) -> None:
+        self._only("targets.target_type", "LDOS")
+        self._put("task.class", "targets.target_type", "ldos")
+        self._network()
+        self._only("network.loss_function_type", "mse")
+        self._put("task.loss", "network.loss_function_type")
+        self._energies()
+        restricted = self._said["targets.restrict_targets"]
+        self._put("task.clamp", "targets.restrict_targets", restricted == "zero_out_negative")
+        if restricted == "absolute_values":
+            self._by_hand("targets.restrict_targets", ABSOLUTE)
+        self._physics()
 
+    def _network(self) -> None:
+        self._only("network.nn_type", "feed-forward")
+        self._put("task.model.class", "network.nn_type", "mlp")
+        self._put("task.model.widths", "network.layer_sizes")
+        self._said.pass_over(*OF_OTHER_NETWORKS)
+        *hidden, output = self._activations()
+        if hidden:
+            names = [ACTIVATIONS.get(str(name), "relu") for name in hidden]
+            wanted = names[0] if len(set(names)) == 1 else names
+            self._put("task.model.activation", "network.layer_activations", wanted)
+        if output is not None:
+            self._put("task.model.output_activation", "network.layer_activations", ACTIVATIONS.get(output))
+        unknown = {name for name in (*hidden, output) if name not in (None, *ACTIVATIONS)}
+        if None in hidden or unknown:
+            found = ", ".join(map(str, (*hidden, output)))
+            self._by_hand("network.layer_activations", f"found {found}; {OTHER_ACTIVATIONS}")
 
-def _schedule(file: Translation) -> Values | None:
-    name = file.take("running.learning_rate_scheduler")
-    factor, patience = file.take("running.learning_rate_decay"), file.take("running.learning_rate_patience")
-    if not name:
-        return None
-    if name != "ReduceLROnPlateau":
-        raise UserError(f"running.learning_rate_scheduler is {name!r}; known is ReduceLROnPlateau")
-    return {"name": "plateau", "factor": factor, "patience": patience}
+    def _activations(self) -> list[str | None]:
+        """The name of the activation after each layer, the last one included."""
+        given, num_layers = self._said["network.layer_activations"], len(self._said["network.layer_sizes"]) - 1
+        if num_layers < 1:
+            raise UserError("network.layer_sizes needs at least an input and an output width")
+        is_older = INCLUDES_OUTPUT not in self._said
+        if is_older and isinstance(given, list) and len(given) == 1:
+            self._by_hand("network.layer_activations", ONE_IN_A_LIST)
+            given = given[0]
+        names = given if isinstance(given, list) else [given] * num_layers
+        every = [name and str(name) for name, _ in zip_longest(names[:num_layers], range(num_layers))]
+        return every if self._said[INCLUDES_OUTPUT] else [*every[:-1], None]
 
+    def _energies(self) -> None:
+        size, spacing = self._said["targets.ldos_gridsize"], self._said["targets.ldos_gridspacing_ev"]
+        if isinstance(size, list):
+            raise UserError(f"targets.ldos_gridsize is {size}: several energy grids at a time are not known here")
+        self._put("task.energies.size", "targets.ldos_gridsize", size or self._said["network.layer_sizes"][-1])
+        self._put("task.energies.spacing", "targets.ldos_gridspacing_ev", spacing or 1.0)
+        self._put("task.energies.offset", "targets.ldos_gridoffset_ev")
+        if not size or not spacing:
+            self._by_hand("targets.ldos_gridspacing_ev", NO_GRID)
 
-def _train(file: Translation) -> Values:
-    train: Values = {"epochs": file.take("running.max_number_epochs", 100)}
-    if file.take("running.use_mixed_precision"):
-        train["precision"] = "auto"  # bf16 or fp16 where it pays
-    patience, threshold = file.take("running.early_stopping_epochs"), file.take("running.early_stopping_threshold")
-    if patience:
-        train["early_stopping"] = {"patience": patience, "min_delta": threshold or 0}
-    return train
+    def _physics(self) -> None:
+        each_epoch = self._metrics("running.validation_metric")
+        logged = self._metrics("running.logging_metrics")
+        final = self._metrics("running.final_validation_metric")
+        self._said.pass_over("running.logging_metrics_interval")
+        wanted = [*each_epoch, *logged, *final]
+        if not wanted:
+            return
+        names = list(dict.fromkeys(METRICS[metric.name] for metric in wanted))
+        origins = dict.fromkeys(metric.parameter for metric in wanted)
+        self._imported.put("task.physics.metrics", names, ", ".join(origins))
+        if each_epoch:
+            self._put("task.physics.every", "running.validation_metric", 1)
+        elif logged:
+            self._put("task.physics.every", "running.logging_metrics_interval")
+        else:
+            self._put("task.physics.every", "running.max_number_epochs")
 
+    def _metrics(self, parameter: str) -> list[Metric]:
+        """The physical ones among the metrics of a parameter; ldos is the loss itself."""
+        found, name = self._said[parameter], self._said.name(parameter)
+        metrics = [str(metric) for metric in (found if isinstance(found, list) else [found]) if metric != "ldos"]
+        for metric in metrics:
+            if metric not in METRICS:
+                self._by_hand(parameter, f"{metric} is not measured here; there is {', '.join(METRICS.values())}")
+        return [Metric(name, metric) for metric in metrics if metric in METRICS]
 
-def _checkpoint(file: Translation) -> Values:
-    every = file.take("running.checkpoints_each_epoch")
-    file.take("running.checkpoint_name"), file.take("running.checkpoint_path")  # a run has its own directory
-    return {"every": f"{every} epoch{'s' * (every > 1)}"} if every else {}
+    @property
+    def _monitor(self) -> str | None:
+        """The physical metric that decides, where it is not the loss."""
+        metric = METRICS.get(str(self._said["running.validation_metric"]))
+        return f"val/{metric}" if metric else None
 
+    def _data(self, folder: str | None) -> None:
+        self._put("data.class", SNAPSHOTS, "snapshots")
+        put_snapshots(self._imported, self._said[SNAPSHOTS], folder)
+        contain_xyz = self._said["descriptors.descriptors_contain_xyz"]
+        self._put("data.columns", "descriptors.descriptors_contain_xyz", "3:" if contain_xyz else None)
+        self._put("data.batch_size", "running.mini_batch_size")
+        if self._said["data.use_lazy_loading"]:
+            self._put("data.residency", "data.use_lazy_loading", "disk")
+        if not self._said["running.use_shuffling_for_samplers"]:
+            self._put("data.shuffle", "running.use_shuffling_for_samplers", False)
+        self._scales()
 
-def _observe(file: Translation) -> Values:
-    every = file.take("running.training_log_interval")
-    logger = file.take("running.logger")
-    for key in ("running.logging_dir", "running.logging_dir_append_date", "running.run_name"):
-        file.take(key)
-    observe: Values = {"every": every} if every else {}
-    return {**observe, "loggers": [{"class": "wandb"}]} if logger == "wandb" else observe
+    def _scales(self) -> None:
+        """MALA passes over a name that it does not know, and scales nothing."""
+        for key, parameter in (("input", "data.input_rescaling_type"), ("target", "data.output_rescaling_type")):
+            kind = str(self._said[parameter])
+            if kind in SCALES:
+                self._imported.append("data.transforms", {"class": "scale", "key": key, **SCALES[kind]}, parameter)
+            elif self._said.is_set(parameter):
+                self._by_hand(parameter, f"{kind!r} is no scaling, neither there nor here")
+
+    def _optimizer(self) -> None:
+        self._only("running.optimizer", *OPTIMIZERS)
+        self._put("optimizer.name", "running.optimizer", OPTIMIZERS[self._said["running.optimizer"]])
+        self._put("optimizer.lr", "running.learning_rate")
+        if self._said["running.l2_regularization"]:
+            self._put("optimizer.weight_decay", "running.l2_regularization")
+        self._only("running.learning_rate_scheduler", None, "ReduceLROnPlateau")
+        gamma, patience = "running.learning_rate_decay", "running.learning_rate_patience"
+        self._said.pass_over(gamma, patience)
+        if self._said["running.learning_rate_scheduler"]:
+            self._put("schedule.name", "running.learning_rate_scheduler", "plateau")
+            self._put("schedule.gamma", gamma)
+            self._put("schedule.patience", patience)
+            self._watch("schedule.monitor")
+
+    def _watch(self, key: str) -> None:
+        if self._monitor is not None:
+            self._put(key, "running.validation_metric", self._monitor)
+
+    def _train(self) -> None:
+        self._put("train.epochs", "running.max_number_epochs")
+        if self._said["running.use_mixed_precision"]:
+            self._put("train.precision", "running.use_mixed_precision", "fp16")
+        if self._said["running.early_stopping_epochs"]:
+            self._put("train.early_stopping.patience", "running.early_stopping_epochs")
+            self._watch("train.early_stopping.monitor")
+        if self._said["running.early_stopping_threshold"] and self._said["running.early_stopping_epochs"]:
+            self._by_hand("running.early_stopping_threshold", RELATIVE)
+        every = self._said["running.checkpoints_each_epoch"]
+        if every:
+            self._put("checkpoint.every", "running.checkpoints_each_epoch", f"{every} epoch{'s' * (every > 1)}")
+        self._watch("checkpoint.monitor")
+
+    def _observe(self) -> None:
+        if self._said.is_set("running.training_log_interval"):
+            self._put("observe.every", "running.training_log_interval")
+        logger, visualisation = self._said["running.logger"], self._said["running.visualisation"]
+        if logger == "tensorboard":
+            self._put("observe.tensorboard", "running.logger", 1)
+        elif logger == "wandb":
+            self._put("observe.loggers", "running.logger", ["wandb"])
+        elif logger is not None:
+            self._by_hand("running.logger", f"{logger!r} is no logger of MALA; see observe.loggers")
+        if visualisation in (0, 1, 2):
+            self._put("observe.tensorboard", "running.visualisation")
+        if self._said.is_set("verbosity"):
+            self._put("observe.level", "verbosity", LEVELS.get(self._said["verbosity"], "debug"))

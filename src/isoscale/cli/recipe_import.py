@@ -1,0 +1,63 @@
+"""`isoscale recipe import`: a recipe from the parameter file of another program."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from isoscale.recipe.importing.imported import Imported, Remark
+
+
+def import_parameters(
+    parameters: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A parameter file of MALA (.params.json), or the folder or .zip of a run."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="RECIPE", help="The file to write; by default it is printed.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="FOLDER", help="Where the snapshots are now."),
+    ] = None,
+) -> None:
+    """Translate the parameter file of a MALA training into a recipe."""
+    from isoscale.recipe.importing.files import read_parameters
+    from isoscale.recipe.importing.mala import translate
+    from isoscale.recipe.load import load_recipe
+
+    found = read_parameters(parameters)
+    imported = translate(found, data)
+    load_recipe(imported.values)
+    if out is None:
+        typer.echo(imported.to_yaml(), nl=False)
+    else:
+        _write(out, imported.to_yaml())
+    typer.echo("\n".join(_report(imported, out, found.weights)), err=out is None)
+
+
+def _write(path: Path, text: str) -> None:
+    from isoscale.errors import UserError
+
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(f"{path} is there already, and stays as it is: give another name to --out") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _report(imported: "Imported", out: Path | None, weights: Path | None) -> list[str]:
+    """What a recipe cannot say, and what to type next."""
+    lines = [f"wrote {out}"] if out is not None else []
+    lines += _section("needs no word in a recipe:", imported.needless) + _section("to do by hand:", imported.by_hand)
+    train = f"isoscale train {shlex.quote(str(out or 'RECIPE'))}"
+    lines += ["next:", f"  {train}"]
+    return lines + ([f"  {train} task.init_from={shlex.quote(str(weights))}"] if weights is not None else [])
+
+
+def _section(title: str, remarks: "list[Remark]") -> list[str]:
+    return [title, *(f"  {remark}" for remark in remarks)] if remarks else []
