@@ -58,6 +58,30 @@ def test_what_does_not_vary_is_only_shifted() -> None:
     assert torch.equal(fitted(rows)({"input": rows})["input"], torch.zeros(10, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["standard", "minmax"])
+def test_what_does_not_vary_is_listed_and_left_at_its_size(kind: Any, dtype: torch.dtype) -> None:
+    rows = torch.rand(7001, 20, dtype=dtype)
+    rows[:, 3], rows[:, 17] = 0.1, 1 / 3
+    scale = fitted(rows, 999, kind=kind)
+    assert scale.state()["scale"][[3, 17]].tolist() == [1, 1]
+    assert scale.remarks == [
+        "input: 2 of 20 numbers of a sample do not vary in the training data and are shifted only (3, 17)"
+    ]
+
+
+def test_what_varies_less_than_float32_resolves_is_listed() -> None:
+    rows = torch.rand(500, 30, dtype=torch.float64)
+    rows[:, 5] = 1000 + 1e-5 * rows[:, 5]
+    rows[:, 6] = 1000 + rows[:, 6]
+    assert fitted(rows).remarks == [
+        "input: 1 of 30 numbers of a sample vary by less than float32 resolves, which is scaled up all the same (5)"
+    ]
+    many = fitted(rows[:, :1].expand(500, 1) * torch.zeros(20)).remarks
+    assert many[0].endswith("(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, and 8 more)")
+    assert fitted(rows[:, :5]).remarks == []
+
+
 def test_the_inverse_gives_the_values_back_and_nothing_is_changed_in_place() -> None:
     before = ROWS.clone()
     scale = fitted(ROWS)

@@ -261,12 +261,19 @@ def _role_rows(role: str, described: dict[str, Any]) -> list[tuple[str, str]]:
     looked_at = described["looked_at"]
     of_some = f", values of {looked_at:,} of them" if looked_at < described["samples"] else ""
     rows = [(role, f"{described['samples']:,} samples{of_some}")]
+    rows += [(f"  {name}", _with_units(numbers)) for name, numbers in described["parts"].items()]
     for name, tensor in described["tensors"].items():
         shape = "×".join(map(str, tensor["shape"])) or "one value"
         rows.append((f"  {name}", f"{tensor['dtype']}, {shape}, {_range(tensor)}"))
     for counts in described["classes"].values():
         rows.append(("  classes", "\n".join(_wrapped(counts))))
     return rows
+
+
+def _with_units(numbers: dict[str, float]) -> str:
+    from isoscale.observe.text import plain_number
+
+    return ", ".join(f"{plain_number(value)} {unit}" for unit, value in numbers.items())
 
 
 def _range(tensor: dict[str, Any]) -> str:

@@ -29,7 +29,8 @@ class Data(OpenConfig):
     """The *global* batch: samples of one optimizer update, over all ranks and micro-batches together. For a mixture of
     systems also a list, one for each, or auto:32, the smallest batch with at least 32 atoms (auto is auto:32)."""
     eval_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Samples of one evaluation batch; by default `batch_size`. Never changes a metric beyond rounding."""
+    """Samples of one evaluation batch; by default `batch_size`, and 8192 points of snapshots. Never changes a metric
+    beyond rounding."""
     residency: Literal["auto", "device", "host", "disk"] = "auto"
     """Where the data lives during training: device (in the accelerator's memory), host (copied ahead of each step) or
     disk (read from files ahead of each step, in bounded memory). auto decides by size. Never changes the result."""

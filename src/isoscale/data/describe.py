@@ -20,16 +20,21 @@ MOST_SAMPLES = 1000
 
 
 def describe(source: Source) -> dict[str, Any]:
-    """Samples, tensors (shape of one sample, type, smallest and largest value) and classes, as plain values."""
+    """Samples, tensors (shape of one sample, type, smallest and largest value) and classes, as plain values.
+
+    Of a source with `parts()`, also each of these by name, in numbers by their units.
+    """
     samples = _samples(source)
     facts: dict[str, _Facts] = {}
     for rows in samples.split(CHUNK):
         for name, tensor in named_tensors(source.fetch(rows)):
             facts.setdefault(name, _Facts(tensor)).add(tensor)
     classes = getattr(source, "classes", None) or ()
+    parts = getattr(source, "parts", None)
     return {
         "samples": len(source),
         "looked_at": len(samples),
+        "parts": parts() if parts is not None else {},
         "tensors": {name: fact.plain() for name, fact in facts.items()},
         "classes": {name: fact.counts(classes) for name, fact in facts.items() if classes and fact.is_label},
     }

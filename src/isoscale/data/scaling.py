@@ -11,6 +11,12 @@ from isoscale.errors import UserError
 
 Kind = Literal["standard", "minmax"]
 Per = Literal["feature", "channel", "whole"]
+NOTHING = 1e-13
+"""A relative deviation that is rounding in float64."""
+ROUNDING = torch.finfo(torch.float32).eps
+MOST_LISTED = 12
+PIECE = 1 << 16
+"""Numbers that are measured at a time: as many as stay in a core's cache."""
 
 
 class Scale:
@@ -23,6 +29,8 @@ class Scale:
         self.key = key
         self.shift: Tensor | None = None
         self.scale: Tensor | None = None
+        self.remarks: list[str] = []
+        """What the user should know of the data that was measured."""
         self._made: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def fit(self, batches: Iterable[Batch]) -> None:
@@ -31,14 +39,25 @@ class Scale:
         for batch in batches:
             statistics.add(self._arranged(batch[self.key]))
         shift, scale = statistics.shift_and_scale()
-        self.load({"shift": shift, "scale": torch.where(scale > 0, scale, torch.ones_like(scale))})
+        still = scale <= NOTHING * shift.abs()  # the mean of equal numbers need not be that number to the last bit
+        self._remark(shift, scale, still)
+        self.load({"shift": shift, "scale": torch.where(still, torch.ones_like(scale), scale)})
+
+    def _remark(self, shift: Tensor, scale: Tensor, still: Tensor) -> None:
+        """Note what does not vary, or not enough for float32 to tell it from its rounding."""
+        hardly = (scale <= ROUNDING * shift.abs()) & ~still
+        self.remarks = [
+            f"{self.key}: {int(which.sum())} of {len(scale)} numbers of a sample {words} ({_listed(which)})"
+            for which, words in ((still, "do not vary in the training data and are shifted only"),
+                                 (hardly, "vary by less than float32 resolves, which is scaled up all the same"))
+            if which.any()
+        ]  # fmt: skip
 
     def _arranged(self, values: Tensor) -> Tensor:
-        """(observations, statistics) in float64."""
+        """(observations, statistics)."""
         if self.per == "channel" and values.dim() > 2:
             values = values.movedim(1, -1).reshape(-1, values.shape[1])
-        rows = values.reshape(-1, 1) if self.per == "whole" else values.flatten(1)
-        return rows.double()
+        return values.reshape(-1, 1) if self.per == "whole" else values.flatten(1)
 
     def state(self) -> dict[str, Tensor]:
         """What was measured."""
@@ -54,7 +73,7 @@ class Scale:
     def __call__(self, batch: Batch) -> Batch:
         """The batch with `key` scaled; the tensor that came in stays as it is."""
         shift, scale = self._for(batch[self.key])
-        return {**batch, self.key: (batch[self.key] - shift) / scale}
+        return {**batch, self.key: (batch[self.key] - shift).div_(scale)}
 
     def inverse(self, values: Tensor) -> Tensor:
         """Values in the units that they are stored in."""
@@ -84,6 +103,13 @@ class Scale:
         return statistic.view(1, *values.shape[1:])
 
 
+def _listed(which: Tensor) -> str:
+    """The numbers of those that are meant, the first ones where they are many."""
+    numbers = [str(number) for number in which.nonzero().flatten().tolist()]
+    more = [f"and {len(numbers) - MOST_LISTED} more"] if len(numbers) > MOST_LISTED else []
+    return ", ".join([*numbers[:MOST_LISTED], *more])
+
+
 class _Moments:
     """Mean and squared deviation, merged block by block without losing digits."""
 
@@ -93,8 +119,12 @@ class _Moments:
         self._square = torch.zeros(1, dtype=torch.float64)
 
     def add(self, rows: Tensor) -> None:
+        for piece in rows.split(max(1, PIECE // rows.shape[1])):
+            self._add(piece.double())
+
+    def _add(self, rows: Tensor) -> None:
         count, mean = len(rows), rows.mean(0)
-        square = (rows - mean).square().sum(0)
+        square = (rows - mean).square_().sum(0)
         total = self._count + count
         apart = mean - self._mean
         self._square = self._square + square + apart.square() * (self._count * count / total)
@@ -113,7 +143,7 @@ class _Range:
         self._high: Tensor | None = None
 
     def add(self, rows: Tensor) -> None:
-        low, high = rows.amin(0), rows.amax(0)
+        low, high = rows.amin(0).double(), rows.amax(0).double()
         self._low = low if self._low is None else torch.minimum(self._low, low)
         self._high = high if self._high is None else torch.maximum(self._high, high)
 

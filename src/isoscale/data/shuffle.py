@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,8 @@ def shuffle_files(
     """Shuffle the rows of `.npy` files, one pattern a column, into `files` new ones (as many as there were).
 
     `"Be_snapshot*.in.npy"` is a column whose files differ at the `*`; with `out="Be_shuffled*"` it becomes
-    `Be_shuffled0.in.npy`, `Be_shuffled1.in.npy`, … All dimensions but the last `sample_dims` count rows.
+    `Be_shuffled0.in.npy`, `Be_shuffled1.in.npy`, … `[0-2]` in place of the `*` takes some of the files. All dimensions
+    but the last `sample_dims` count rows.
     """
     columns = Columns([Pattern.of(pattern) for pattern in patterns], sample_dims)
     output = Output(Pattern.of(out, is_output=True), columns, files or columns.num_files, seed)
@@ -73,22 +75,26 @@ class Pattern(NamedTuple):
     folder: Path
     prefix: str
     suffix: str
+    between: str = "*"
+    """What may stand there: any text, or one character of `[0-2]`."""
 
     @classmethod
     def of(cls, text: str | Path, is_output: bool = False) -> "Pattern":
-        """Read a pattern, which has one `*`, in the name of the file."""
+        """Read a pattern, which has one `*` or one `[0-2]`, in the name of the file."""
         path = Path(text)
-        if path.name.count("*") != 1 or "*" in str(path.parent):
+        places = re.findall(r"\*" if is_output or "*" in path.name else r"\[[^]]+\]", path.name)
+        if len(places) != 1 or "*" in str(path.parent):
+            example = 'write "Be_snapshot*.in.npy", in quotes, or "Be_snapshot[0-2].in.npy" for some of them'
             raise UserError(
                 f"{text} should have one *, where the names of the files differ: "
-                + ('--out "Be_shuffled*"' if is_output else 'write "Be_snapshot*.in.npy", in quotes')
+                + ('--out "Be_shuffled*"' if is_output else example)
             )
-        prefix, suffix = path.name.split("*")
+        prefix, suffix = path.name.split(places[0])
         if not is_output and not suffix.endswith(".npy"):
             raise UserError(f"{text} should end in .npy: other files cannot be shuffled")
         if is_output and suffix:
             raise UserError(f"--out {text} should end with the *: what follows is taken from each column")
-        return cls(path.parent, prefix, suffix)
+        return cls(path.parent, prefix, suffix, places[0])
 
     def files(self) -> dict[str, Path]:
         """What is there, by the text that stands for the `*`; numbers are in the order of their size."""
@@ -100,11 +106,12 @@ class Pattern(NamedTuple):
             for path in self.folder.iterdir()
             if path.name.startswith(self.prefix) and path.name.endswith(self.suffix) and len(path.name) >= shortest
         }
-        return dict(sorted(found.items(), key=lambda item: _by_number(item[0])))
+        chosen = {text: path for text, path in found.items() if fnmatchcase(text, self.between)}
+        return dict(sorted(chosen.items(), key=lambda item: _by_number(item[0])))
 
     def __str__(self) -> str:
         """As it was written."""
-        return str(self.folder / f"{self.prefix}*{self.suffix}")
+        return str(self.folder / f"{self.prefix}{self.between}{self.suffix}")
 
 
 def _by_number(text: str) -> list[tuple[int, str]]:

@@ -1,6 +1,6 @@
 """Transforms that measure the training data before they change it, and their state."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from isoscale.data import keyed
 from isoscale.data.batches import Batch
+from isoscale.data.columns import ColumnSource
 from isoscale.data.mixture import Mixture
 from isoscale.data.sources import Source, nbytes
 from isoscale.engine.loaders import seeded
@@ -21,10 +22,30 @@ def fitted(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
     return [(place, each) for place, each in enumerate(transforms) if callable(getattr(each, "fit", None))]
 
 
-def fit(transforms: Sequence[Any], source: Source) -> None:
-    """Let each of them measure all samples, in the order of the source, as the transforms before it leave them."""
+def fit(transforms: Sequence[Any], source: Source, say: Callable[[str], None]) -> None:
+    """Let each of them measure all samples, in the order of the source, as the transforms before it leave them.
+
+    `say` takes what the user should know of the data.
+    """
     for place, transform in fitted(transforms):
-        transform.fit(_batches(source, transforms[:place]))
+        transform.fit(_batches(*_needed(transform, source, transforms[:place])))
+        for remark in getattr(transform, "remarks", ()):
+            say(remark)
+
+
+def _needed(transform: Any, source: Source, before: Sequence[Any]) -> tuple[Source, Sequence[Any]]:
+    """The part of the data that a transform measures, and what comes before it there; others may look at all of it."""
+    keys = [_only_key(each) for each in (*before, transform)]
+    if None in keys or not isinstance(source, ColumnSource) or keys[-1] not in source.columns:
+        return source, before
+    own = ColumnSource({keys[-1]: source.columns[keys[-1]]})
+    return own, [each for each in before if each.key == keys[-1]]
+
+
+def _only_key(transform: Any) -> str | None:
+    """The one entry of a batch that a transform looks at, where that is known."""
+    own = type(transform).__module__.startswith("isoscale.data.")
+    return getattr(transform, "key", None) if own else None
 
 
 def _batches(source: Source, transforms: Sequence[Any]) -> Iterator[Batch]:

@@ -1,6 +1,7 @@
 """What is known of the calculation behind a snapshot: cell, electrons, temperature."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ RYDBERG = 13.605693012183622
 """eV."""
 BOHR = 0.5291772105638411
 """Å."""
+MOST_TEXT = 1 << 26
+"""Characters to look at: what is larger is data that was named by mistake."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,23 @@ class Calculation:
 def read_calculation(path: Path) -> Calculation:
     """From `.info.json`, or from the output of Quantum ESPRESSO."""
     try:
-        text = path.read_text(errors="replace")
+        with path.open(errors="replace") as file:
+            text = file.read(MOST_TEXT)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    return _from_json(path, text) if path.suffix == ".json" else _from_espresso(path, text)
+    found = _from_json(path, text) if path.suffix == ".json" else _from_espresso(path, text)
+    for what in ("volume", "num_atoms", "num_electrons", "temperature"):
+        value = getattr(found, what)
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{path} says that {what} is {value:g}; it must be larger than 0")
+    return found
 
 
 def _from_json(path: Path, text: str) -> Calculation:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise UserError(f"{path} is no JSON: {error}") from None
+        raise UserError(f"{path} is no whole JSON file: {error}") from None
     try:
         atoms = values["atoms"]
         return Calculation(
@@ -52,9 +61,10 @@ def _from_json(path: Path, text: str) -> Calculation:
             float(values["temperature"]), _grid(values),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(
-            f"{path} does not describe a calculation: {type(error).__name__}: {error}. Needed are "
-            "temperature, number_of_electrons_exact and atoms with cell and numbers"
+            f"{path} does not describe a calculation: {problem}. Needed are temperature (in K), "
+            "number_of_electrons_exact, and atoms with cell (in Å) and numbers"
         ) from None
 
 
@@ -68,24 +78,45 @@ def _grid(values: dict[str, Any]) -> tuple[int, ...] | None:
 
 
 _NUMBER = r"([-+]?\d+\.?\d*(?:[eEdD][-+]?\d+)?)"
+_APART = r"(?:\s+|(?=-))"
+_AXIS = rf"a\(\d\)\s*=\s*\(\s*{_NUMBER}{_APART}{_NUMBER}{_APART}{_NUMBER}\s*\)"
+_WIDTH = rf"(?:smearing, width|gaussian broad\.) \(Ry\)\s*=\s*{_NUMBER}"
 _ESPRESSO = {
     "the lattice parameter": r"celldm\(1\)\s*=\s*" + _NUMBER,
     "the number of atoms": r"number of atoms/cell\s*=\s*(\d+)",
     "the number of electrons": r"number of electrons\s*=\s*" + _NUMBER,
-    "the smearing width": r"smearing, width \(Ry\)\s*=\s*" + _NUMBER,
+    "the width of Fermi-Dirac smearing": _WIDTH,
 }
+_FERMI_DIRAC = r"Fermi-Dirac smearing|ngauss\s*=\s*-99"
+REMEDY = "write a .info.json beside it, or name another file with `info:`"
 
 
 def _from_espresso(path: Path, text: str) -> Calculation:
     found = {what: re.search(pattern, text) for what, pattern in _ESPRESSO.items()}
-    axes = re.findall(rf"a\(\d\)\s*=\s*\(\s*{_NUMBER}\s+{_NUMBER}\s+{_NUMBER}\s*\)", text)[:3]
+    axes = re.findall(_AXIS, text)[:3]
     missing = [what for what, match in found.items() if match is None] + ["the crystal axes"] * (len(axes) < 3)
     if missing:
-        raise UserError(f"{path} is no output of Quantum ESPRESSO that can be used: {', '.join(missing)} not found")
-    length, num_atoms, num_electrons, width = (float(match[1]) for match in found.values() if match)
-    cell = np.asarray(axes, np.float64) * length * BOHR
+        raise UserError(
+            f"{path} is no output of Quantum ESPRESSO that can be used: {', '.join(missing)} not found; {REMEDY}"
+        )
+    _check_espresso(path, text)
+    length, num_atoms, num_electrons, width = (_number(match[1]) for match in found.values() if match)
+    cell = np.asarray([[_number(value) for value in axis] for axis in axes]) * length * BOHR
     grid = re.search(r"FFT dimensions:\s*\(\s*(\d+),\s*(\d+),\s*(\d+)\)", text)
     return Calculation(
         str(path), _volume(cell), int(num_atoms), num_electrons, width * RYDBERG / BOLTZMANN,
         tuple(map(int, grid.groups())) if grid else None,
     )  # fmt: skip
+
+
+def _check_espresso(path: Path, text: str) -> None:
+    """Refuse numbers that would mean something else."""
+    if not re.search(_FERMI_DIRAC, text):
+        raise UserError(f"{path} has no Fermi-Dirac smearing, and the width of another is no temperature; {REMEDY}")
+    if "CELL_PARAMETERS" in text:
+        raise UserError(f"{path} changes its cell on the way, so that the first one is not that of the end; {REMEDY}")
+
+
+def _number(text: str) -> float:
+    """As Fortran writes it."""
+    return float(text.lower().replace("d", "e"))
