@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Settings
 from isoscale.engine.stage import Stage
 from isoscale.engine.step import Forward
-from isoscale.engine.survey import Survey, stored, surveys
+from isoscale.engine.survey import Store, Survey, concludes, stored, surveys
 from isoscale.errors import UserError
 from isoscale.observe.exhibits import Exhibit
 from isoscale.opening import open_session
@@ -118,15 +118,13 @@ class _Application:
             check(name, role.source)
         return role
 
-    def survey(self, stage: str, role: Role) -> dict[str, float]:
-        """What the task measures on all samples of a role together."""
-        if not surveys(self.task):
-            return {}
-        survey = Survey(
-            stage, 0, False, True, False, role.source, partial(print, file=sys.stderr), self.forward("predict"), role,
-            lambda: None,
-        )  # fmt: skip
-        return {f"{stage}/{name}": value for name, value in self.task.survey(survey).items()}
+    def survey(self, stage: str, role: Role) -> Survey:
+        """A look at all samples of a role together."""
+        return Survey(stage, _say, self.forward("predict"), role)
+
+    def stored(self, values: Any) -> Any:
+        """Predictions in the units of the stored targets."""
+        return stored(self.task, self.transforms, values)
 
     def forward(self, stage: str) -> Forward:
         recorder = Recorder(self.accelerator.device)
@@ -142,26 +140,58 @@ def _fitted(specs: Sequence[Any], checkpoint: Path) -> list[Any]:
     return transforms
 
 
-def test(
+@dataclass(frozen=True)
+class Measured:
+    """What a test finds."""
+
+    metrics: dict[str, float]
+    exhibits: dict[str, Exhibit]
+    units: Mapping[str, str]
+    """Of metrics that have one, by their names without a stage."""
+
+
+def measure(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
-) -> dict[str, float]:
-    """The metrics of a run's best weights (or of another checkpoint) on its test data."""
+) -> Measured:
+    """The metrics of a run's best weights (or of another checkpoint) on its test data, and what there is to look at."""
     application = _Application(_as_run(run), checkpoint, data, role, device)
     with application.precision.applied():
         part, stage = application.role(role), "val" if role == "val" else "test"
         values = evaluate(application.forward(stage), part.feed, part.plan)
-        return {**values, **application.survey(stage, part)}
+        survey = application.survey(stage, part)
+        if surveys(application.task):
+            values = {**values, **survey.metrics()}
+    return Measured(values, survey.exhibits, getattr(application.task, "units", {}))
+
+
+def test(
+    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
+) -> dict[str, float]:
+    """The metrics of a run's best weights (or of another checkpoint) on its test data."""
+    return measure(run, checkpoint, data, role, device).metrics
 
 
 def predict(
-    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
-) -> dict[str, torch.Tensor]:
-    """What a run's best weights predict for every sample of a part of its data, in the order of the source."""
+    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto",
+    folder: Path | None = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """What a run's best weights predict for every sample of a part of its data, in the order of the source.
+
+    With a folder, they are written there, as .npy files; a task that brings them into a shape of its own does so while
+    it makes them.
+    """
     application = _Application(_as_run(run), checkpoint, data, role, device)
+    store = Store(folder)
     with application.precision.applied():
         part = application.role(role)
-        found = predict_all(application.forward("predict"), part.feed, part.plan)
-    return found if isinstance(found, dict) else {"prediction": stored(application.task, application.transforms, found)}
+        if concludes(application.task):
+            application.task.conclude(application.survey("predict", part), store)  # type: ignore[operator]
+        else:
+            found = predict_all(application.forward("predict"), part.feed, part.plan)
+            named = found if isinstance(found, dict) else {"prediction": application.stored(found)}
+            for name, values in named.items():
+                store.put(name, values.numpy())
+    return store.finish()
 
 
 def exhibits(
@@ -171,7 +201,14 @@ def exhibits(
     application = _Application(_as_run(run), checkpoint, data, role, device)
     with application.precision.applied():
         part = application.role(role)
-        return show_results(application.forward("predict"), part)
+        survey = application.survey("val" if role == "val" else "test", part)
+        if surveys(application.task):
+            survey.metrics()
+        return {**survey.exhibits, **show_results(application.forward("predict"), part)}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _in_role(data: Any, name: str) -> Any:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from isoscale.data.transforms import Divide, Flatten, Normalize
+from isoscale.data import keyed
+from isoscale.data.transforms import Divide, Flatten, Noise, Normalize
 from isoscale.errors import UserError
 
 
@@ -82,3 +83,28 @@ def test_flatten_makes_a_row_of_every_sample(images):
 def test_another_number_of_channels_is_refused_rather_than_broadcast():
     with pytest.raises(UserError, match=r"has 3 numbers, one a channel, but 'input' has 1 channels"):
         Normalize([0.1, 0.2, 0.3], [1.0, 1.0, 1.0])({"input": torch.zeros(2, 1, 4, 4)})
+
+
+def noise_of(samples, step=0, seed=0):
+    random = keyed.StepRandom(seed)
+    random.step, random.samples = step, torch.tensor(samples)
+    with keyed.use(random):
+        return Noise(0.5)({"input": torch.zeros(len(samples), 400)})["input"]
+
+
+def test_noise_is_there_in_training_only():
+    batch = {"input": torch.zeros(2, 3)}
+    assert Noise(0.5)(batch) is batch
+    assert noise_of([3]).std().item() == pytest.approx(0.5, rel=0.15)
+    assert noise_of([3]).mean().item() == pytest.approx(0, abs=0.1)
+
+
+def test_noise_belongs_to_a_sample_and_a_step():
+    assert torch.equal(noise_of([1, 2, 3])[2], noise_of([3])[0])
+    for other in (noise_of([2]), noise_of([3], step=1), noise_of([3], seed=1)):
+        assert not torch.equal(other, noise_of([3]))
+
+
+def test_noise_without_a_size_is_refused_at_once():
+    with pytest.raises(ValueError, match="a deviation above 0, not 0"):
+        Noise(0)

@@ -11,7 +11,16 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from isoscale.observe.exhibits import Detection, Histogram, Matrix, Pictures, PrecisionRecall
+from isoscale.observe.exhibits import (
+    Curves,
+    Detection,
+    Histogram,
+    Matrix,
+    Parity,
+    ParityPoints,
+    Pictures,
+    PrecisionRecall,
+)
 from isoscale.observe.figures import NEUTRAL, RIGHT, WRONG, draw, png
 
 RANDOM = np.random.default_rng(0)
@@ -163,3 +172,43 @@ def test_a_name_that_looks_like_a_formula_or_needs_rare_letters_is_drawn(recwarn
 def test_drawing_does_not_touch_the_state_of_pyplot() -> None:
     code = "import isoscale.observe.figures, sys; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_curves_are_drawn_with_their_marks_and_their_distance_from_the_first() -> None:
+    places, true = np.linspace(-5, 20, 11), RANDOM.random(11)
+    marks = {"true": ("Fermi level 8.000 eV", 8.0)}
+    curves = Curves(places, {"true": true, "predicted": true + 0.5}, "energy (eV)", "states (1/eV)", marks)
+    above, below = draw("val/dos/Be", curves).axes
+    np.testing.assert_array_equal(above.lines[0].get_ydata(), true)
+    np.testing.assert_allclose(below.lines[1].get_ydata(), np.full(11, 0.5))  # after the mark
+    assert [line.get_xdata()[0] for line in (above.lines[1], below.lines[0])] == [8.0, 8.0]
+    words = [text.get_text() for text in above.get_legend().get_texts()]
+    assert words == ["true", "Fermi level 8.000 eV", "predicted"]
+    assert (above.get_ylabel(), below.get_xlabel()) == ("states (1/eV)", "energy (eV)")
+
+
+def test_parity_has_the_truth_to_the_right_and_leaves_empty_bins_white() -> None:
+    counts = np.zeros((4, 4))
+    counts[0, 3] = 7  # small, and predicted to be large
+    axes = draw("ldos", Parity(counts, 0.0, 2.0, "LDOS", ["mean error 1"])).axes[0]
+    (image,) = axes.images
+    assert image.get_array()[3, 0] == 7 and image.get_array().mask.sum() == 15
+    assert image.get_extent() == [0, 2, 0, 2] and image.origin == "lower"
+    assert axes.get_xlabel() == "true LDOS" and axes.get_ylabel() == "predicted LDOS"
+    assert "mean error 1" in [text.get_text() for text in axes.texts]
+
+
+@pytest.mark.parametrize("number", [1, 2, 40])
+def test_points_are_inside_the_figure_and_have_their_names_while_they_are_few(number: int) -> None:
+    true = RANDOM.random(number)
+    names = [f"snapshot {place}" for place in range(number)]
+    axes = draw("energy", ParityPoints(names, true, true + 0.1, "energy (eV)")).axes[0]
+    np.testing.assert_array_equal(axes.collections[0].get_offsets(), np.stack([true, true + 0.1], 1))
+    low, high = axes.get_xlim()
+    assert low < true.min() and high > true.max() + 0.1 and axes.get_ylim() == (low, high)
+    assert [text.get_text() for text in axes.texts] == (names if number < 13 else [])
+
+
+def test_a_print_has_more_dots_than_a_screen() -> None:
+    figure = draw("a", Histogram(np.ones(3), np.arange(4.0)))
+    assert np.array(imread(BytesIO(png(figure, 2))).shape[:2]).tolist() == [700, 1200]

@@ -10,7 +10,16 @@ from torch import nn
 
 import isoscale
 from isoscale.errors import UserError
-from isoscale.observe.exhibits import Detection, Histogram, Matrix, Pictures, PrecisionRecall
+from isoscale.observe.exhibits import (
+    Curves,
+    Detection,
+    Histogram,
+    Matrix,
+    Parity,
+    ParityPoints,
+    Pictures,
+    PrecisionRecall,
+)
 from isoscale.study import figures
 from isoscale.study.plot import MOST_POINTS, Axis
 from isoscale.study.report import write_report
@@ -315,3 +324,21 @@ def test_many_classes_and_large_pictures_stay_small():
     assert len(document.all("div", "picture")) == 48 and "12 more are not shown." in shown
     assert not [each for each in document.all("td") if any("matrix" in around.classes for around in each.inside)]
     assert "113 more" in shown and "Nothing is off the diagonal." in shown
+
+
+def test_curves_and_predictions_against_the_truth_are_pictures_with_words():
+    values = np.arange(3.0)
+    shown = figures.shown(
+        {
+            "dos": Curves(values, {"true": values, "predicted": values}, "energy", "states"),
+            "ldos": Parity(np.eye(3), 0, 1, "LDOS"),
+            "energies": ParityPoints(["a", "b", "c"], values, values, "energy"),
+        }
+    )
+    images = [each.attributes for each in Document(shown).all("img")]
+    assert [image["alt"] for image in images] == [
+        "states against energy: true, predicted",
+        "predicted against true LDOS",
+        "predicted against true energy",
+    ]
+    assert all(image["src"].startswith("data:image/png;base64,") for image in images)

@@ -9,8 +9,11 @@ from isoscale.cli import complete
 from isoscale.cli.output import print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
+    from isoscale.observe.exhibits import Exhibit
     from isoscale.run import Run
 
 RUN = Annotated[
@@ -24,6 +27,8 @@ CHECKPOINT = Annotated[
     typer.Option(metavar="NAME", help="best, last or a step; by default best.", autocompletion=complete.checkpoints),
 ]
 ROLE = Annotated[Literal["train", "val", "test"], typer.Option(help="Which part of the data.")]
+PRINT_SCALE = 2
+"""Dots of a picture that goes into a talk, of those that a screen needs."""
 
 
 def test(
@@ -33,25 +38,48 @@ def test(
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Measure a run's weights on its test data."""
-    from isoscale.api import test as measure
+    from isoscale.api import measure
     from isoscale.run import Run
 
     found = Run.find(run)
-    metrics = measure(found, checkpoint, role=role)
+    measured = measure(found, checkpoint, role=role)
     if as_json:
-        print_json(metrics)
+        print_json(measured.metrics)
         return
-    from isoscale.observe.text import number, table
+    from isoscale.cli.metric_tables import lines
 
-    rows = [(name, number(value)) for name, value in metrics.items()]
-    print("\n".join([f"{found.path}, {_checkpoint_words(found, checkpoint)}", *table(rows)]))
+    print(f"{found.path}, {_checkpoint_words(found, checkpoint)}")
+    print("\n".join(lines(measured.metrics, measured.units)))
+    pictures = _draw(found.path / role, measured.exhibits)
+    if pictures:
+        print("\n".join(["", "pictures:", *(f"  {picture}" for picture in pictures)]))
+
+
+def _draw(folder: Path, exhibits: "Mapping[str, Exhibit]") -> list[Path]:
+    """Write what a task shows as PNG files; their paths."""
+    if not exhibits:
+        return []
+    from isoscale.observe.exhibits import Network
+    from isoscale.observe.figures import draw, png
+
+    drawn = {
+        name: png(draw(name, shown), PRINT_SCALE) for name, shown in exhibits.items() if not isinstance(shown, Network)
+    }
+    paths = {name: folder / f"{name.replace('/', '-')}.png" for name in drawn}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in paths.items():
+        path.write_bytes(drawn[name])
+    return list(paths.values())
 
 
 def predict(
     run: RUN = None,
-    out: Annotated[Path | None, typer.Option(help="An .npz or .safetensors file; default RUN/predictions.npz.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="An .npz or .safetensors file, or a folder for .npy files; default RUN/predictions.npz."),
+    ] = None,
     checkpoint: CHECKPOINT = None,
-    role: ROLE = "test",
+    role: Annotated[Literal["train", "val", "test", "predict"], typer.Option(help="Which part of the data.")] = "test",
 ) -> None:
     """Write what a run's weights predict, one row a sample, in the order of the data."""
     from isoscale.api import predict as apply
@@ -59,12 +87,14 @@ def predict(
 
     found = Run.find(run)
     target = out or found.path / "predictions.npz"
-    _check_suffix(target)
-    tensors = apply(found, checkpoint, role=role)
-    _write(target, tensors)
+    folder = _checked_folder(target)
+    tensors = apply(found, checkpoint, role=role, folder=folder)
+    if folder is None:
+        _write(target, tensors)
     print(f"{found.path}, {_checkpoint_words(found, checkpoint)}: written to {target}")
     for name, tensor in tensors.items():
-        print(f"  {name}: {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}")
+        kind = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        print(f"  {name}: {kind if tensor.dim() else f'{tensor.item():.10g}'}")
 
 
 def _checkpoint_words(run: "Run", checkpoint: str | None) -> str:
@@ -74,13 +104,19 @@ def _checkpoint_words(run: "Run", checkpoint: str | None) -> str:
     return f"step {step}" if pointer.removeprefix("step_").isdigit() else f"{pointer} checkpoint, step {step}"
 
 
-def _check_suffix(path: Path) -> None:
+def _checked_folder(path: Path) -> Path | None:
+    """The folder that predictions go to, made where it is not there; None where they go into one file."""
     from isoscale.errors import UserError
 
-    if path.suffix not in (".npz", ".safetensors"):
-        raise UserError(f"--out {path}: predictions are written as .npz or .safetensors")
+    is_folder = path.is_dir() or not path.suffix
+    if not is_folder and path.suffix not in (".npz", ".safetensors"):
+        raise UserError(f"--out {path}: predictions are written as .npz or .safetensors, or into a folder")
     if not path.parent.is_dir():
         raise UserError(f"--out {path}: there is no folder {path.parent}")
+    if not is_folder:
+        return None
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def _write(path: Path, tensors: "dict[str, Tensor]") -> None:

@@ -11,6 +11,9 @@ from isoscale.cli.data_words import progress, split_words
 if TYPE_CHECKING:
     from isoscale.data.making import Made, Making
 
+GENERATORS = {"electronic/box": "isoscale.science.electronic.synthetic_files.make_boxes"}
+"""What is made of nothing but a seed."""
+
 
 def shuffle(
     patterns: Annotated[
@@ -46,7 +49,11 @@ def shuffle(
 
 def make(
     converter: Annotated[
-        str, typer.Argument(metavar="CONVERTER", help="text, npz, hdf5, or a function of yours: my_module:read.")
+        str,
+        typer.Argument(
+            metavar="CONVERTER",
+            help="text, npz, hdf5, or a function of yours: my_module:read. Of nothing: electronic/box.",
+        ),
     ],
     words: Annotated[
         list[str],
@@ -60,10 +67,32 @@ def make(
     from isoscale.data.making import MANIFEST, make_files
 
     patterns, arguments = split_words(words)
+    if converter in GENERATORS:
+        _generate(converter, patterns, arguments, out, format_name)
+        return
     making = _making(converter, arguments, format_name)
     inputs = find_files(patterns, ())
     made = list(_told(make_files(inputs, out, making)))
     print(f"all {sum(made):,} rows are in {out}; {out / MANIFEST} says what was made of what")
+
+
+def _generate(name: str, patterns: list[str], arguments: dict[str, Any], out: Path, format_name: str) -> None:
+    """Make data that depends on its arguments alone."""
+    from isoscale.errors import UserError
+    from isoscale.recipe.arguments import check_arguments
+    from isoscale.recipe.components import resolve
+    from isoscale.recipe.problems import RecipeError
+
+    if patterns or format_name != "npy":
+        given = patterns[0] if patterns else f"--format {format_name}"
+        raise UserError(f"{name} is made of nothing but KEY=VALUE, as .npy files: leave {given} out")
+    generator = resolve(GENERATORS[name])
+    problems = check_arguments(generator, arguments, (), frozenset({"folder", "report"}))
+    if problems:
+        raise RecipeError(problems)
+    with progress() as report:
+        made = generator(out, report, **arguments)
+    print("\n".join(made))
 
 
 def _told(made: Iterator["Made"]) -> Iterator[int]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch
+from isoscale.data.keyed import current
 from isoscale.errors import UserError
 
 
@@ -58,6 +59,26 @@ class Normalize:
         # made of Python numbers, one fill a channel: a copy from the host could not be captured
         columns = [torch.full((1,), number, dtype=values.dtype, device=values.device) for number in numbers]
         return torch.cat(columns).view(shape)
+
+
+class Noise:
+    """Add normally distributed noise in training, so that the network does not learn what is finer than it."""
+
+    def __init__(self, deviation: float, key: str = "input") -> None:
+        """Noise of this deviation on every number of `batch[key]`; put it after `scale` or `normalize`."""
+        if not deviation > 0:
+            raise ValueError(f"Noise needs a deviation above 0, not {deviation}")
+        self.deviation = deviation
+        self.key = key
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with noise on `key` in training, itself elsewhere."""
+        random = current()
+        if random is None:
+            return batch
+        values = _floating(batch[self.key])
+        noise = random.normal(random.another("noise"), tuple(values.shape[1:]), values.dtype)
+        return _with(batch, self.key, values + self.deviation * noise)
 
 
 class Flatten:

@@ -39,17 +39,18 @@ class Exhibition:
         self._observers = observers
         self.distributions = section.tensorboard == 2
         """Whether the distributions of parameters and gradients are wanted; only TensorBoard draws them."""
-        self._wanted = self.distributions or bool(section.loggers)
+        self.wanted = self.distributions or bool(section.loggers)
+        """Whether anybody looks at exhibits."""
 
     def begin(self, step: int) -> None:
         """At the start of a run: some training samples, and the network."""
-        if self._wanted and step == 0:
+        if self.wanted and step == 0:
             network = look(self._parts).network()
             self._show(0, 0, {**_inputs(self._parts), **({"model": network} if network else {})})
 
     def evaluated(self, step: int, epoch: int, role: Role, loss_weights: Mapping[str, float]) -> None:
         """After an evaluation: figures of the task, and distributions of parameters and gradients."""
-        if not self._wanted:
+        if not self.wanted:
             return
         parts = self._parts
         shown = distributions(parts.task, _gradient_scale(parts)) if self.distributions else {}

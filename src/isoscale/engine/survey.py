@@ -1,26 +1,43 @@
-"""A look at all data of a stage together, for metrics that are no means over samples: an energy, say, that follows from
-a sum over space.
+"""A look at all data of a stage together, for metrics that are no means over samples.
 
-The task goes through the data as often as it wants, adds up what it needs, and gets the same sums on every rank.
+An energy that follows from a sum over space is one. The task goes through the data as often as it wants, adds up what
+it needs, and gets the same sums on every rank.
 """
 
+import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from isoscale.data import keyed
 from isoscale.data.batches import Batch
 from isoscale.data.sources import Source
+from isoscale.engine.assembly import Assembly
 from isoscale.engine.evaluate import Interrupted
+from isoscale.engine.planner import Planner
 from isoscale.engine.roles import Role
 from isoscale.engine.step import Forward
 from isoscale.engine.task import Task
+from isoscale.observe.events import Exhibited
+from isoscale.observe.exhibits import Exhibit
+from isoscale.observe.files import failures_in_words
+from isoscale.observe.observers import Observers
 from isoscale.parallel.reduction import Reducer
 
 Sums = list[Tensor]
+Asked = Callable[[], bool]
+
+
+def _never() -> bool:
+    return False
 
 
 class Seen(NamedTuple):
@@ -35,69 +52,240 @@ class Seen(NamedTuple):
     """What `predict_step` returned; a tensor is in the units of the stored target."""
 
 
+@dataclass(frozen=True)
+class Occasion:
+    """When a survey is made, and what for; as it stands, apart from a training: all that can be known is wanted."""
+
+    epoch: int = 0
+    """Epochs that were trained."""
+    epoch_before: int = 0
+    """Epochs that were trained at the evaluation before this one."""
+    is_first: bool = False
+    """Before the first step."""
+    is_last: bool = True
+    """After the last one."""
+    is_rehearsal: bool = False
+    """Only a few samples are shown, to see that it works; all names must be there, their values do not count."""
+    is_full: bool = True
+    """Whatever can be measured is wanted, and not only what the recipe asks for."""
+    shows: bool = True
+    """Whether somebody looks at exhibits."""
+
+
 @dataclass
 class Survey:
-    """What a task is shown of a stage's data."""
+    """What a task is shown of a stage's data, and what it shows in turn."""
 
-    role: str
-    """val or test."""
-    epoch: int
-    """Epochs that were trained."""
-    is_first: bool
-    """Before the first step."""
-    is_last: bool
-    """After the last one, or apart from a training."""
-    is_rehearsal: bool
-    """Only a few samples are shown, to see that it works; all names must be there, their values do not count."""
-    source: Source
+    stage: str
+    """val, test or predict."""
     note: Callable[[str], None]
     """Tells the user something."""
-    _forward: Forward
-    _role: Role
-    _make_reducer: Callable[[], Reducer | None]
-    _interrupted: Callable[[], bool] = lambda: False
+    forward: Forward
+    data: Role
+    occasion: Occasion = Occasion()
+    make_reducer: Callable[[], Reducer | None] = lambda: None
+    interrupted: Asked = _never
+    exhibits: dict[str, Exhibit] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Source:
+        """All samples of the stage."""
+        return self.data.source
 
     @property
     def device(self) -> torch.device:
         """Where the samples are."""
-        return self._forward.stage.recorder.buffer.device
+        return self.forward.stage.recorder.buffer.device
 
     def look(self) -> Iterator[Seen]:
         """This rank's samples with their predictions, in order; once for every call."""
-        forward, role = self._forward, self._role
+        forward, role = self.forward, self.data
         forward.stage.enter()
-        with torch.no_grad(), keyed.use(None):
-            for batch_idx in range(role.plan.steps_per_epoch):
-                if self._interrupted():
-                    raise Interrupted
-                for shard, parts in enumerate(role.feed.parts(batch_idx)):
-                    for part in parts:
-                        output = stored(forward.task, forward.transforms, forward(part, batch_idx))
-                        yield Seen(shard, part.samples, part.batch, output)
-        forward.stage.leave()
+        try:
+            with torch.no_grad(), keyed.use(None):
+                for batch_idx in range(role.plan.steps_per_epoch):
+                    if self.interrupted():
+                        raise Interrupted
+                    for shard, parts in enumerate(role.feed.parts(batch_idx)):
+                        for part in parts:
+                            output = stored(forward.task, forward.transforms, forward(part, batch_idx))
+                            yield Seen(shard, part.samples, part.batch, output)
+        finally:
+            forward.stage.leave()
 
     def add(self, sums: Mapping[int, Sums], like: Callable[[], Sums]) -> Sums:
         """The sums over all shards of all ranks, from this rank's by shard; `like` makes a list of zeros."""
-        reducer = self._make_reducer()
+        reducer = self.make_reducer()
         if reducer is None:
             return sums.get(0) or like()
         for shard in sorted(sums):
             reducer.add(shard, sums[shard])
         return reducer.total(like)
 
+    def largest(self, values: Tensor) -> Tensor:
+        """The largest of all ranks, element by element."""
+        reducer = self.make_reducer()
+        if reducer is None or reducer.ranks.alone:
+            return values
+        return (
+            torch.stack(reducer.ranks.hear(values.cpu(), "the largest values of all ranks")).amax(0).to(values.device)
+        )
+
+    def scaled(self, values: Tensor) -> Tensor:
+        """Values in the units of the stored target, in those that the network is trained in."""
+        for transform in _of_target(self.forward.task, self.forward.transforms):
+            values = transform({transform.key: values})[transform.key]
+        return values
+
+    def show(self, name: str, exhibit: Exhibit) -> None:
+        """Let people see something, under the name of the stage."""
+        self.exhibits[name] = exhibit
+
+    def metrics(self) -> dict[str, float]:
+        """What the task measures, by full names; what it shows is in `exhibits`."""
+        found = self.forward.task.survey(self)
+        return {f"{self.stage}/{name}": value for name, value in found.items()}
+
+    def shown(self) -> dict[str, Exhibit]:
+        """The exhibits by full names."""
+        return {f"{self.stage}/{name}": exhibit for name, exhibit in self.exhibits.items()}
+
+
+class Surveyor:
+    """Makes the surveys of a training: knows which is the first and the last, and hands on what is shown."""
+
+    def __init__(
+        self, parts: Assembly, plan: Planner, observers: Observers, reducer_of: Callable[[Role], Reducer | None],
+        shows: bool,
+    ) -> None:  # fmt: skip
+        """`shows` says whether anybody looks at exhibits."""
+        self._parts, self._plan, self._observers, self._reducer_of, self._shows = (
+            parts, plan, observers, reducer_of, shows,
+        )  # fmt: skip
+
+    def before(self, role: Role) -> dict[str, float]:
+        """What the task measures before its first step."""
+        return self._measure("val", role, 0, self._occasion("val", 0))
+
+    def rehearse(self, role: Role) -> dict[str, float]:
+        """On a few samples, all names that the task will measure."""
+        return self._measure("val", role, 0, Occasion(is_last=False, is_rehearsal=True, is_full=False, shows=False))
+
+    def after(self, stage: str, role: Role, step: int, interrupted: Asked = _never) -> dict[str, float]:
+        """What the task measures after an evaluation."""
+        return self._measure(stage, role, step, self._occasion(stage, step), interrupted)
+
+    def last(self, role: Role, step: int) -> dict[str, float]:
+        """What the task measures where training ends before its plan does; by the averaged weights if there are any."""
+        average = self._parts.average
+        with average.swapped_in() if average else nullcontext():
+            return self._measure("val", role, step, self._occasion("val", step, is_last=True))
+
+    def _occasion(self, stage: str, step: int, is_last: bool = False) -> Occasion:
+        apart = stage != "val"
+        is_last = is_last or apart or step >= self._plan.num_steps
+        return Occasion(
+            self._epoch(step), self._epoch(self._step_before(step)), step == 0, is_last, is_full=apart,
+            shows=self._shows,
+        )  # fmt: skip
+
+    def _epoch(self, step: int) -> int:
+        return step // self._plan.batches.steps_per_epoch
+
+    def _step_before(self, step: int) -> int:
+        """Of the evaluation before."""
+        cadence = self._plan.evaluate
+        every = cadence.count * (self._plan.batches.steps_per_epoch if cadence.unit == "epoch" else 1)
+        return max(0, step - 1) // every * every
+
+    def _measure(
+        self, stage: str, role: Role, step: int, occasion: Occasion, interrupted: Asked = _never
+    ) -> dict[str, float]:
+        if not surveys(self._parts.task):
+            return {}
+        survey = Survey(
+            stage, self._warn, self._parts.forward("predict", {}), role, occasion, lambda: self._reducer_of(role),
+            interrupted,
+        )  # fmt: skip
+        values = survey.metrics()
+        if survey.exhibits:
+            self._observers.notify(Exhibited(step, self._epoch(max(0, step - 1)), survey.shown()))
+        return values
+
+    def _warn(self, text: str) -> None:
+        self._observers.note(text, "warning")
+
+
+class Store:
+    """Arrays under names: held in memory, or in a folder, where they need no memory while they grow."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """With a folder, each array is a .npy file there, and single numbers are together in numbers.json."""
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self._folder = folder
+
+    def new(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+        """An array to be filled."""
+        if self._folder is None:
+            self.arrays[name] = np.empty(shape, dtype)
+        else:
+            path = self._folder / f"{name}.npy"
+            with failures_in_words(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self.arrays[name] = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), tuple(shape))
+                _reserve(path)
+        return self.arrays[name]
+
+    def put(self, name: str, values: Any) -> None:
+        """An array, or a number, as it is."""
+        found = np.asarray(values)
+        if self._folder is None or not found.ndim:
+            self.arrays[name] = found
+        else:
+            self.new(name, found.shape, found.dtype)[...] = found
+
+    def finish(self) -> dict[str, Tensor]:
+        """Everything, once it is all there."""
+        numbers = {name: array.item() for name, array in self.arrays.items() if not array.ndim}
+        if self._folder is not None and numbers:
+            (self._folder / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n")
+        for array in self.arrays.values():
+            if isinstance(array, np.memmap):
+                array.flush()
+        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+
+
+def _reserve(path: Path) -> None:
+    """Take the room on the disk now: a mapped file that finds none later ends the process without a word."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
 
 def stored(task: Any, transforms: Sequence[Any], values: Any) -> Any:
     """A prediction in the units of the stored targets, where these are scaled for training."""
-    target = getattr(task, "target_key", None)
-    if target is None or not isinstance(values, Tensor):
-        return values
-    for transform in reversed(transforms):
-        if getattr(transform, "key", None) == target and hasattr(transform, "inverse"):
+    if isinstance(values, Tensor):
+        for transform in reversed(_of_target(task, transforms)):
             values = transform.inverse(values)
     return values
 
 
+def _of_target(task: Any, transforms: Sequence[Any]) -> list[Any]:
+    """The transforms of a task's target that can be undone."""
+    target = getattr(task, "target_key", None)
+    of_target = [transform for transform in transforms if target and getattr(transform, "key", None) == target]
+    return [transform for transform in of_target if hasattr(transform, "inverse")]
+
+
 def surveys(task: Any) -> bool:
     """Whether a task has metrics of all data together."""
-    survey = getattr(task, "survey", None)
-    return survey is not None and getattr(survey, "__func__", None) is not Task.survey
+    return _overrides(task, "survey")
+
+
+def concludes(task: Any) -> bool:
+    """Whether a task has its own way to write predictions."""
+    return _overrides(task, "conclude")
+
+
+def _overrides(task: Any, name: str) -> bool:
+    return isinstance(task, Task) and getattr(type(task), name) is not getattr(Task, name)

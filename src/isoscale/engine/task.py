@@ -1,8 +1,8 @@
 """The science of one batch: what a task is, and the one that covers the common case."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -14,7 +14,7 @@ from isoscale.engine.pairs import Pair, Tally
 from isoscale.observe.exhibits import Exhibit
 
 if TYPE_CHECKING:
-    from isoscale.engine.survey import Survey
+    from isoscale.engine.survey import Store, Survey
 
 __all__ = ["Pair", "Supervised", "Tally", "Task"]
 
@@ -24,6 +24,9 @@ class Task(nn.Module):
 
     A step returns its loss: a mean over the batch, a `Pair(sum, weight)`, or a dict of named terms of these.
     """
+
+    units: ClassVar[Mapping[str, str]] = {}
+    """Of logged metrics, where they have any: `{"energy": "meV"}`."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """The loss of a training batch."""
@@ -50,12 +53,22 @@ class Task(nn.Module):
         Called once before the first step of a run; `sample(count)` gives training samples after the transforms.
         """
 
+    def get_ready(self, source: Source, transforms: Sequence[Any]) -> None:
+        """Prepare what the training steps need to know of all training data, and of what was done to a batch before.
+
+        Called at every start of a training, on the device, when the transforms have measured what they measure.
+        """
+
     def survey(self, survey: "Survey") -> dict[str, float]:
         """Metrics that need all samples of an evaluation together; empty where none is due.
 
-        Called after every evaluation, on all ranks, which must do the same.
+        Called after every evaluation, on all ranks, which must do the same. `survey.show` adds pictures to the numbers.
         """
         return {}
+
+    def conclude(self, survey: "Survey", store: "Store") -> None:
+        """What `isoscale predict` writes, where that is not one row a sample: put it into `store`."""
+        raise NotImplementedError
 
     def show_inputs(self, source: Source, batch: Batch) -> dict[str, Exhibit]:
         """What to look at of the training data, by name.
@@ -108,25 +121,29 @@ class Supervised(Task):
         """The model's prediction."""
         return self.model(input)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Pair:
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """The loss, and the metrics beside it."""
         return self._step(batch, "train")
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> Pair:
+    def validation_step(self, batch: Batch, batch_idx: int) -> Any:
         """The loss, and the metrics beside it."""
         return self._step(batch, "val")
 
-    def test_step(self, batch: Batch, batch_idx: int) -> Pair:
+    def test_step(self, batch: Batch, batch_idx: int) -> Any:
         """The loss, and the metrics beside it."""
         return self._step(batch, "test")
 
-    def _step(self, batch: Batch, stage: str) -> Pair:
+    def _step(self, batch: Batch, stage: str) -> Any:
         input, target = self.split(batch)
         prediction = self.model(input)
         for name, metric in self._metrics.items():
             self.log(name, metric(prediction.detach(), target))
         if self._names:
             self._count(prediction.detach(), target, stage)
+        return self._judge(prediction, target, batch, stage)
+
+    def _judge(self, prediction: Tensor, target: Tensor, batch: Batch, stage: str) -> Any:
+        """The loss of a prediction."""
         return self._loss(prediction, target)
 
     def _count(self, prediction: Tensor, target: Tensor, stage: str) -> None:

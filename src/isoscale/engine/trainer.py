@@ -22,6 +22,7 @@ from isoscale.engine.checkpoint import State
 from isoscale.engine.config import Limit
 from isoscale.engine.evaluate import Interrupted, call_hook, evaluate
 from isoscale.engine.fitting import FittedStates, fit, fitted
+from isoscale.engine.freed_memory import keep_freed_memory
 from isoscale.engine.journal import Journal
 from isoscale.engine.loaders import read_dataset
 from isoscale.engine.memory import explained
@@ -38,7 +39,7 @@ from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.show import Exhibition, sample
 from isoscale.engine.stop import StopRequest, deadline
-from isoscale.engine.survey import Survey, surveys
+from isoscale.engine.survey import Surveyor
 from isoscale.engine.verify import verify
 from isoscale.errors import Stopped, UserError
 from isoscale.observe.events import EpochEnded, Logged
@@ -94,6 +95,8 @@ class Trainer:
         settings = self.settings
         torch.set_num_threads(self.decided.threads)
         found = accelerators.find(self.decided.device)
+        if found.kind == "cpu":
+            keep_freed_memory()
         precision = Precision(self.decided.precision, found.kind)
         num_shards = self._num_shards
         place(task, found, precision, settings.parallel.reduce == "tree", self.observers.note)
@@ -105,7 +108,7 @@ class Trainer:
         self._make_reducer = partial(make_reducer, self.decided.reduce, num_shards, self.ranks)
         with precision.applied():
             if begin is not None:
-                fit(transforms, self.train.source)
+                fit(transforms, self.train.source, self.observers.note)
                 self._measure(task, transforms, found, precision)
                 begin(task)
             self.parts: Assembly = assemble(
@@ -151,6 +154,7 @@ class Trainer:
             if step.overlap is not None:
                 step.overlap.profile = self.profile
         self.exhibition = Exhibition(self.parts, self.settings.observe, self.observers, self.ranks)
+        self._surveyor = Surveyor(self.parts, self.plan, self.observers, self._reducer_of, self.exhibition.wanted)
 
     def _choose_reduction(self, task: Any) -> None:
         if self.decided.reduce == "auto":
@@ -237,6 +241,7 @@ class Trainer:
             stack.enter_context(self._stream())
             stack.callback(self.release)
             stack.enter_context(explained(self.parts.accelerator, self.train.plan.batch_size))
+            self._get_ready()
             call_hook(self.parts.task, "on_fit_start")
             verify(self.parts.registry, self.ranks, self.progress.step)
             self._verified = self.progress.step
@@ -246,6 +251,11 @@ class Trainer:
             self._survey_before()
             self.exhibition.begin(self.progress.step)
             self._loop()
+
+    def _get_ready(self) -> None:
+        get_ready = getattr(self.parts.task, "get_ready", None)
+        if get_ready is not None:
+            get_ready(self.train.source, self.parts.transforms)
 
     def _loop(self) -> None:
         task, progress, plan = self.parts.task, self.progress, self.plan
@@ -344,11 +354,11 @@ class Trainer:
             if self.parts.configured:
                 self.parts.configured.after_epoch(epoch + 1, values)
         self._tell_not_finite(values)
-        best = self.best.watch(values, progress.step)
         progress.ended = self.patience.watch(values)
         if progress.ended and self.val is not None:
-            values = {**values, **self._survey("val", self.val, is_last=True)}
+            values = {**values, **self._surveyor.last(self.val, progress.step)}
             self.parts.train_stage.enter()
+        best = self.best.watch(values, progress.step)
         if progress.ended:
             self.observers.note(f"{self.settings.train.early_stopping.monitor} stopped improving: training ends here")  # type: ignore[union-attr]
         if self.parts.rate.watch(values):
@@ -386,34 +396,20 @@ class Trainer:
 
     def evaluate(self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """The values of the present weights on a role's data, which the ranks share out."""
-        values = evaluate(
-            self.parts.forward(stage, self.loss_weights), role.feed, role.plan, interrupted, self._reducer_of(role)
-        )
-        return {**values, **self._survey(stage, role, interrupted)}
+        values = self._means(stage, role, interrupted)
+        return {**values, **self._surveyor.after(stage, role, self.progress.step, interrupted)}
+
+    def _means(self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        forward = self.parts.forward(stage, self.loss_weights)
+        return evaluate(forward, role.feed, role.plan, interrupted, self._reducer_of(role))
 
     def _reducer_of(self, role: Role) -> Reducer | None:
         whole = self.ranks.alone and role.plan.num_shards == 1
         return None if whole else self._make_reducer(dtype=torch.float64)
 
-    def _survey(
-        self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False, is_last: bool = False
-    ) -> dict[str, float]:
-        """What the task measures on all samples of a role together."""
-        task, step = self.parts.task, self.progress.step
-        if not surveys(task):
-            return {}
-        is_last = is_last or step >= self.plan.num_steps or stage != "val"
-        rehearsed = stage == "val" and self.val is not None and role.plan is not self.val.plan
-        found = task.survey(Survey(
-            stage, step // self.train.plan.steps_per_epoch, step == 0, is_last, rehearsed, role.source,
-            partial(self.observers.note, level="warning"), self.parts.forward("predict", {}), role,
-            lambda: self._reducer_of(role), interrupted,
-        ))  # fmt: skip
-        return {f"{stage}/{name}": value for name, value in found.items()}
-
     def _survey_before(self) -> None:
         """What the task measures before its first step."""
-        values = self._survey("val", self.val) if self.val is not None and not self.progress.step else {}
+        values = self._surveyor.before(self.val) if self.val is not None and not self.progress.step else {}
         self.parts.train_stage.enter()
         if values:
             self.progress.values = values
@@ -431,7 +427,7 @@ class Trainer:
             check_without_evaluation(self.settings)
             return
         rehearsed = replace(self.val, plan=limited(self.val.plan, 1))
-        values = self.evaluate("val", rehearsed)
+        values = {**self._means("val", rehearsed), **self._surveyor.rehearse(rehearsed)}
         self.parts.train_stage.enter()
         check_monitors(self.settings, [*values, "train/loss_epoch"], self.observers.note)
 

@@ -1,6 +1,6 @@
 """What a task can show besides numbers: pictures, matrices, curves. Plain arrays, drawn by the observers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,45 @@ class Histogram:
 
 
 @dataclass(frozen=True, eq=False)
+class Curves:
+    """Functions of one variable, the first of which the others should be equal to."""
+
+    places: NDArray[np.float64]
+    values: Mapping[str, NDArray[np.float64]]
+    """By name: one value at each place."""
+    across: str
+    """What is drawn to the right, with its unit."""
+    up: str
+    marks: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    """A place that is marked on a curve, by the name of the curve: what it is, and where."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parity:
+    """How many values were predicted how."""
+
+    counts: NDArray[np.float64]
+    """(true, predicted): in as many equal bins from `low` to `high` each."""
+    low: float
+    high: float
+    what: str
+    """What is predicted, with its unit."""
+    words: Sequence[str] = ()
+    """What else is to be said, such as the mean error."""
+
+
+@dataclass(frozen=True, eq=False)
+class ParityPoints:
+    """Some values, each with a name, and what was predicted for them."""
+
+    names: list[str]
+    true: NDArray[np.float64]
+    predicted: NDArray[np.float64]
+    what: str
+    """What is predicted, with its unit."""
+
+
+@dataclass(frozen=True, eq=False)
 class Network:
     """A network on the CPU with an input that it takes, from which its graph can be drawn."""
 
@@ -88,4 +127,5 @@ class Network:
     example: Any
 
 
-Exhibit = Pictures | Matrix | PrecisionRecall | Histogram | Network
+Drawable = Pictures | Matrix | PrecisionRecall | Histogram | Curves | Parity | ParityPoints
+Exhibit = Drawable | Network

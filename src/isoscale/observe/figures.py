@@ -8,13 +8,21 @@ from io import BytesIO
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import PowerNorm
+from matplotlib.colors import LogNorm, PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from isoscale.observe.exhibits import Detection, Histogram, Matrix, Pictures, PrecisionRecall
-
-Drawable = Pictures | Matrix | PrecisionRecall | Histogram
+from isoscale.observe.exhibits import (
+    Curves,
+    Detection,
+    Drawable,
+    Histogram,
+    Matrix,
+    Parity,
+    ParityPoints,
+    Pictures,
+    PrecisionRecall,
+)
 
 DOTS_PER_INCH = 100
 RIGHT, WRONG, NEUTRAL = "#1a7f4b", "#c9302c", "#8a8f98"
@@ -24,6 +32,10 @@ MOST_CURVES = 10
 """With a colour and a name; where there are more, those of the classes that are found worst."""
 MOST_POINTS = 1000
 """Of one curve: more than a screen can show."""
+MOST_NAMES = 12
+"""Beside points."""
+LINES = ("#20242c", "#d1495b", "#30638e", "#edae49", "#00798c")
+"""The colours of curves; the first is the one that the others should be equal to."""
 
 
 def draw(name: str, exhibit: Drawable) -> Figure:
@@ -37,14 +49,20 @@ def draw(name: str, exhibit: Drawable) -> Figure:
             return _precision_recall(name, exhibit)
         case Histogram():
             return _histogram(name, exhibit)
+        case Curves():
+            return _curves(name, exhibit)
+        case Parity():
+            return _parity(name, exhibit)
+        case ParityPoints():
+            return _parity_points(name, exhibit)
 
 
-def png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
+def png(figure: Figure, scale: int = 1) -> bytes:
+    """The figure as a PNG file, with so many times the dots that a screen needs."""
     file = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # a class name in a rare script
-        figure.savefig(file, format="png", dpi=figure.dpi)
+        figure.savefig(file, format="png", dpi=scale * figure.dpi)
     return file.getvalue()
 
 
@@ -200,3 +218,84 @@ def _histogram(name: str, exhibit: Histogram) -> Figure:
     axes.stairs(exhibit.counts, exhibit.edges, fill=True)
     axes.set(title=_plain(name), xlabel="value", ylabel="count")
     return figure
+
+
+def _curves(name: str, exhibit: Curves) -> Figure:
+    """The curves, and below them how far each is from the first."""
+    figure = Figure(figsize=(7.5, 5.4), dpi=DOTS_PER_INCH, layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
+    first = next(iter(exhibit.values.values()))
+    for place, (label, values) in enumerate(exhibit.values.items()):
+        style = {"color": LINES[place % len(LINES)], "linestyle": "--" if place else "-", "linewidth": 1.8}
+        above.plot(exhibit.places, values, label=_plain(label), **style)
+        if place:
+            below.plot(exhibit.places, values - first, **style)
+            below.fill_between(exhibit.places, values - first, color=style["color"], alpha=0.15, linewidth=0)
+        if label in exhibit.marks:
+            what, where = exhibit.marks[label]
+            for axes in (above, below):
+                axes.axvline(where, color=style["color"], linestyle=style["linestyle"], linewidth=0.9, alpha=0.8)
+            above.plot([], [], color=style["color"], linestyle=style["linestyle"], linewidth=0.9, label=_plain(what))
+    above.set(title=_plain(name), ylabel=_plain(exhibit.up))
+    below.set(xlabel=_plain(exhibit.across), ylabel="difference")
+    below.axhline(0, color="0.6", linewidth=0.8)
+    for axes in (above, below):
+        _open(axes)
+        axes.margins(x=0)
+    figure.align_ylabels()
+    above.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _open(axes: Axes) -> None:
+    """Without the lines to the right and above, which hold nothing."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+
+
+def _parity(name: str, exhibit: Parity) -> Figure:
+    """Counts as colour on a logarithmic scale, on which single outliers are seen too."""
+    figure = Figure(figsize=(6.2, 5.2), dpi=DOTS_PER_INCH, layout="compressed")
+    axes = figure.add_subplot()
+    ends = (exhibit.low, exhibit.high)
+    counts = np.ma.masked_less(exhibit.counts.T, 0.5)
+    norm = LogNorm(1, max(2.0, float(exhibit.counts.max(initial=0))))
+    image = axes.imshow(counts, cmap="viridis", norm=norm, origin="lower", extent=ends * 2, interpolation="nearest")
+    figure.colorbar(image, ax=axes, label="number of values", shrink=0.85, pad=0.03)
+    _diagonal(axes, ends)
+    axes.set(title=_plain(name), xlabel=_plain(f"true {exhibit.what}"), ylabel=_plain(f"predicted {exhibit.what}"))
+    axes.text(0.03, 0.97, _plain("\n".join(exhibit.words)), transform=axes.transAxes, va="top", fontsize=9)
+    return figure
+
+
+def _diagonal(axes: Axes, ends: tuple[float, float]) -> None:
+    axes.plot(ends, ends, color="0.35", linewidth=0.9, linestyle=(0, (5, 4)))
+    axes.set(xlim=ends, ylim=ends, aspect="equal")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _parity_points(name: str, exhibit: ParityPoints) -> Figure:
+    """Each point with its name, as long as they are few."""
+    figure = Figure(figsize=(6.2, 5.2), dpi=DOTS_PER_INCH, layout="compressed")
+    axes = figure.add_subplot()
+    both = np.concatenate([exhibit.true, exhibit.predicted])
+    margin = 0.12 * max(float(np.ptp(both)), 1e-3 * float(np.abs(both).max()), 1e-12)
+    _diagonal(axes, (float(both.min()) - margin, float(both.max()) + margin))
+    axes.scatter(exhibit.true, exhibit.predicted, color=LINES[1], s=42, zorder=3, edgecolor="white", linewidth=0.8)
+    if len(exhibit.names) <= MOST_NAMES:
+        _name_points(axes, exhibit)
+    axes.set(title=_plain(name), xlabel=_plain(f"true {exhibit.what}"), ylabel=_plain(f"predicted {exhibit.what}"))
+    axes.ticklabel_format(useOffset=False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    return figure
+
+
+def _name_points(axes: Axes, exhibit: ParityPoints) -> None:
+    """To the side that has more room."""
+    middle = sum(axes.get_xlim()) / 2
+    for label, true, predicted in zip(exhibit.names, exhibit.true, exhibit.predicted, strict=True):
+        side, align = (7, "left") if true < middle else (-7, "right")
+        axes.annotate(
+            _short(label, 24), (true, predicted), (side, 0), textcoords="offset points", fontsize=8, ha=align,
+            va="center",
+        )  # fmt: skip

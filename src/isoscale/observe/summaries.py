@@ -20,7 +20,7 @@ from tensorboard.plugins.hparams.api_pb2 import STATUS_RUNNING, STATUS_SUCCESS
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 from tensorboard.plugins.pr_curve.plugin_data_pb2 import PrCurvePluginData
 
-from isoscale.observe.exhibits import Detection, Histogram, Matrix, Network, Pictures, PrecisionRecall
+from isoscale.observe.exhibits import Detection, Drawable, Histogram, Network, PrecisionRecall
 
 NUM_THRESHOLDS = 201
 """The plugin takes them as spread evenly over 0 … 1."""
@@ -33,7 +33,7 @@ def scalars(values: Mapping[str, float]) -> Summary:
     return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
 
 
-def exhibit(tag: str, shown: Pictures | Matrix | PrecisionRecall | Histogram) -> Summary:
+def exhibit(tag: str, shown: Drawable) -> Summary:
     """What the plugin for that kind of exhibit takes: a distribution, curves, or else a picture of it."""
     if isinstance(shown, Histogram):
         return Summary(value=[_histogram(tag, shown)])
@@ -43,7 +43,7 @@ def exhibit(tag: str, shown: Pictures | Matrix | PrecisionRecall | Histogram) ->
     return Summary(value=values)
 
 
-def _picture(tag: str, shown: Pictures | Matrix | PrecisionRecall) -> Summary.Value:
+def _picture(tag: str, shown: Drawable) -> Summary.Value:
     from isoscale.observe.figures import draw, png
 
     file = png(draw(tag, shown))

@@ -18,6 +18,7 @@ SHORT_NAMES = {
     "files": "isoscale.data.file_sources.Files",
     "divide": "isoscale.data.transforms.Divide",
     "flatten": "isoscale.data.transforms.Flatten",
+    "noise": "isoscale.data.transforms.Noise",
     "normalize": "isoscale.data.transforms.Normalize",
     "scale": "isoscale.data.scaling.Scale",
     "mlflow": "isoscale.observe.loggers.mlflow.MLflow",

@@ -39,7 +39,7 @@ class MLP(nn.Module):
         super().__init__()
         if len(widths) < 2:
             raise UserError(f"an MLP needs at least an input and an output width, not {list(widths)}")
-        self.num_in = widths[0]
+        self.widths = list(widths)
         hidden = [activation] * (len(widths) - 2) if isinstance(activation, str) else list(activation)
         if len(hidden) != len(widths) - 2:
             raise UserError(f"{len(hidden)} activations were given for {len(widths) - 2} hidden layers")
@@ -54,9 +54,9 @@ class MLP(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """From (batch, widths[0]) to (batch, widths[-1])."""
-        if input.shape[-1] != self.num_in:
+        if input.shape[-1] != self.widths[0]:
             raise UserError(
-                f"this MLP takes {self.num_in} numbers a sample, but gets a batch of shape {tuple(input.shape)}: set "
+                f"this MLP takes {self.widths[0]} numbers a sample, but gets a batch of shape {tuple(input.shape)}: set "
                 f"task.model.widths to begin with {math.prod(input.shape[1:])}"
                 + (", and add flatten to data.transforms" if input.dim() > 2 else "")
             )

@@ -10,7 +10,19 @@ from matplotlib.image import imsave
 from numpy.typing import NDArray
 
 from isoscale.observe import figures
-from isoscale.observe.exhibits import Detection, Exhibit, Histogram, Matrix, Network, Pictures, PrecisionRecall
+from isoscale.observe.exhibits import (
+    Curves,
+    Detection,
+    Drawable,
+    Exhibit,
+    Histogram,
+    Matrix,
+    Network,
+    Parity,
+    ParityPoints,
+    Pictures,
+    PrecisionRecall,
+)
 from isoscale.observe.text import plain_number
 from isoscale.study.markup import Markup, element, folded, joined, table
 from isoscale.study.plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, frame, legend_entry
@@ -32,7 +44,7 @@ def shown(exhibits: Mapping[str, Exhibit]) -> Markup:
     return joined(_figure(name, exhibit) for name, exhibit in exhibits.items() if not isinstance(exhibit, Network))
 
 
-def _figure(name: str, exhibit: figures.Drawable) -> Markup:
+def _figure(name: str, exhibit: Drawable) -> Markup:
     match exhibit:
         case Matrix():
             body = _matrix(exhibit)
@@ -42,6 +54,8 @@ def _figure(name: str, exhibit: figures.Drawable) -> Markup:
             body = _pictures(exhibit)
         case Histogram():
             body = _histogram(name, exhibit)
+        case Curves() | Parity() | ParityPoints():
+            body = _drawn(_words_for(exhibit), exhibit)
     return element(
         "figure",
         element("figcaption", element("h3", name.replace("_", " "))),
@@ -52,10 +66,19 @@ def _figure(name: str, exhibit: figures.Drawable) -> Markup:
 
 def _matrix(exhibit: Matrix) -> Markup:
     if len(exhibit.labels) > LARGEST_TABLE:
-        drawn = figures.png(figures.draw("", exhibit))
         words = f"{exhibit.rows} against {exhibit.columns}, {len(exhibit.labels)} classes; the darker, the more samples"
-        return joined([element("img", src=_address("png", drawn), alt=words), _confusions(exhibit)])
+        return joined([_drawn(words, exhibit), _confusions(exhibit)])
     return joined([_matrix_table(exhibit), _confusions(exhibit)])
+
+
+def _drawn(words: str, exhibit: Drawable) -> Markup:
+    return element("img", src=_address("png", figures.png(figures.draw("", exhibit))), alt=words)
+
+
+def _words_for(exhibit: Curves | Parity | ParityPoints) -> str:
+    if isinstance(exhibit, Curves):
+        return f"{exhibit.up} against {exhibit.across}: {', '.join(exhibit.values)}"
+    return f"predicted against true {exhibit.what}"
 
 
 def _matrix_table(exhibit: Matrix) -> Markup:

@@ -68,8 +68,8 @@ def test_the_band_energy_can_choose_the_best_weights(folder: Path, tmp_path: Pat
         ({"task__energies": {"size": 12, "spacing": 2.5, "offset": -5}}, "11 values at each point, but"),
         ({"task__physics": {"metrics": ["bandenergy"]}}, "there is no metric 'bandenergy'"),
         ({"data__val": ["Be_snapshot9"]}, 'there is no snapshot "Be_snapshot9"'),
-        ({"task__model__widths": [94, 100, 11]}, "set task.model.widths to begin with 91"),
-        ({"task__model__widths": [91, 100, 12]}, r", 12\) and target .*, 11\) have different shapes"),
+        ({"task__model__widths": [94, 100, 11]}, r"91 descriptors .* set task.model.widths=\[91, 100, 11\]"),
+        ({"task__model__widths": [91, 100, 12]}, r"are \[91, 100, 12\]: set task.model.widths=\[91, 100, 11\]"),
     ],
 )
 def test_bad_input_is_named(keys: dict, words: str, folder: Path, tmp_path: Path):

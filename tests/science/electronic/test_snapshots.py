@@ -16,7 +16,7 @@ from isoscale.data.order import Order
 from isoscale.data.residency import make_feed
 from isoscale.errors import UserError
 from isoscale.science.electronic import Snapshots
-from isoscale.science.electronic.snapshots import SnapshotSource
+from isoscale.science.electronic.snapshot_source import SnapshotSource
 from tests.helpers import cli, train
 from tests.science.electronic.test_calculation import described
 

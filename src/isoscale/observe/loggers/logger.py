@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from isoscale.errors import UserError
 from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Started
-from isoscale.observe.exhibits import Histogram, Matrix, Network, Pictures, PrecisionRecall
+from isoscale.observe.exhibits import Drawable, Histogram, Network
 from isoscale.observe.loggers.ledger import Ledger
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Drawable = Pictures | Matrix | PrecisionRecall
 SECONDS_BETWEEN_PICTURES = 30.0
 """Drawing takes about a second, and takes it from the training; of what is shown in between, the newest is drawn."""
 

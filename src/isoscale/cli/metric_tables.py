@@ -1,0 +1,81 @@
+"""Metrics as tables for people: one row a metric, and where they belong to parts of the data, one row a part."""
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+
+from isoscale.observe.text import number, table
+
+NARROWEST, WIDEST = 60, 120
+MOST_IN_HEAD = 12
+"""Characters of a column's head in one line, unless one word is longer."""
+GAP = "  "
+
+
+def lines(metrics: Mapping[str, float], units: Mapping[str, str]) -> list[str]:
+    """All metrics: `test/loss` in a list, `test/band_energy/first` in a table with a row for `first`."""
+    parts = list(dict.fromkeys(part for name in metrics if (part := _split(name)[2])))
+    columns = list(dict.fromkeys(_split(name)[1] for name in metrics if _split(name)[2]))
+    plain = [(name, number(value)) for name, value in metrics.items() if _split(name)[1] not in columns]
+    stage = next(iter(metrics), "").partition("/")[0]
+    cells = [_column(metrics, stage, column, parts, units.get(column, "")) for column in columns]
+    blocks = _blocks(_head([*parts, "mean |error|"], cells), cells) if cells else []
+    return [*table(plain), *(line for block in blocks for line in ("", *block))]
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """`test/band_energy/first` in its stage, metric and part."""
+    stage, _, rest = name.partition("/")
+    metric, _, part = rest.partition("/")
+    return stage, metric, part
+
+
+def _column(metrics: Mapping[str, float], stage: str, column: str, parts: Sequence[str], unit: str) -> list[str]:
+    """The lines of a column: its name, its unit, and a value for each part and for all together."""
+    names = [*(f"{stage}/{column}/{part}" for part in parts), f"{stage}/{column}"]
+    values = [number(metrics[name]) if name in metrics else "–" for name in names]
+    return [*_wrapped(column), unit, *values]
+
+
+def _wrapped(name: str) -> list[str]:
+    """A name in short lines, broken after underscores so that it can be put together again."""
+    found = [""]
+    for word in re.findall(r"[^_]*_?", name):
+        if found[-1] and len(found[-1] + word) > MOST_IN_HEAD:
+            found.append("")
+        found[-1] += word
+    return found
+
+
+def _head(rows: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    """The first column, as high as the highest of the others."""
+    return [""] * (max(map(len, cells)) - len(rows)) + list(rows)
+
+
+def _blocks(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[list[str]]:
+    """As many columns side by side as the terminal has room for, the rest below."""
+    room = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((100, 24)).columns)) - len(GAP) - max(map(len, head))
+    blocks: list[list[list[str]]] = [[]]
+    for cell in (_filled(each, len(head)) for each in cells):
+        if blocks[-1] and sum(_width(each) for each in [*blocks[-1], cell]) > room:
+            blocks.append([])
+        blocks[-1].append(cell)
+    return [_block(head, block) for block in blocks]
+
+
+def _filled(cell: Sequence[str], height: int) -> list[str]:
+    return [""] * (height - len(cell)) + list(cell)
+
+
+def _width(cell: Sequence[str]) -> int:
+    return max(map(len, cell)) + len(GAP)
+
+
+def _block(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    width = max(map(len, head))
+    rows = zip(head, *cells, strict=True)
+    found = [
+        GAP + f"{label:<{width}}" + "".join(f"{text:>{_width(cell)}}" for text, cell in zip(texts, cells, strict=True))
+        for label, *texts in rows
+    ]
+    return [line.rstrip() for line in found if line.strip()]
