@@ -22,7 +22,9 @@ from isoscale.data.formats.memory import MemoryColumn
 from isoscale.data.host_feed import HostFeed, RowFeed
 from isoscale.data.order import Order
 from isoscale.data.residency import SHARE_OF_DEVICE, SHARE_OF_HOST, choose, make_feed
+from isoscale.data.scaling import Scale
 from isoscale.data.sources import DatasetSource, Source, Subset, TensorSource
+from isoscale.data.transforms import Divide, Noise
 from isoscale.errors import UserError
 
 CPU = torch.device("cpu")
@@ -427,3 +429,54 @@ def test_a_launch_gathers_its_rows_at_once_where_there_is_room():
     slot.fill(0)
     addresses = {tensor.data_ptr() % ALIGNMENT for k in range(3) for tensor in tensors_of(slot.parts(k)[0][0].batch)}
     assert len(addresses) <= 2, "as aligned as the buffers that they lie in"
+
+
+class Reversed:
+    """Touches an entry without saying how."""
+
+    def __call__(self, batch):
+        return {**batch, "input": batch["input"].flip(1)}
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [
+        (["input", "target"], []),
+        (["input", "noise", "target"], ["noise"]),
+        (["noise", "input", "target"], ["noise", "input"]),
+        (["reversed", "target"], ["reversed", "target"]),
+        (["bytes", "input"], ["bytes"]),
+    ],
+)
+def test_what_every_step_would_do_alike_is_done_once(names, left, monkeypatch):
+    monkeypatch.setattr(device_feed, "BLOCK_BYTES", 36 * 100)
+    generator = np.random.default_rng(0)
+    rows = {"input": generator.normal(size=(1003, 7)).astype(np.float32), "target": generator.random((1003, 2)),
+            "pixels": generator.integers(0, 255, (1003, 3), np.uint8)}  # fmt: skip
+    source = ColumnSource({name: MemoryColumn(name, values) for name, values in rows.items()})
+    known = {"input": Scale(key="input"), "target": Scale("minmax", "whole", key="target"), "reversed": Reversed(),
+             "noise": Noise(0.1), "bytes": Divide(255, key="pixels")}  # fmt: skip
+    whole = source.fetch(torch.arange(1003))
+    for name in ("input", "target"):
+        known[name].fit([whole])
+    plan, order, transforms = BatchPlan(1003, 50), Order(1003, 0), [known[name] for name in names]
+    plain, settled = (DeviceFeed(source, order, plan, torch.device("cpu")) for _ in range(2))
+    rest = settled.settle(transforms)
+    assert rest == [known[name] for name in left]
+    for step in (0, 7, 20):
+        (((before, _),),), (((after, _),),) = plain.parts(step), settled.parts(step)
+        for transform in transforms:
+            before = transform(before)
+        for transform in rest:
+            after = transform(after)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_tensors_of_the_user_are_not_changed():
+    tensors = {"input": torch.randn(100, 3)}
+    kept = tensors["input"].clone()
+    scale = Scale()
+    scale.fit([tensors])
+    feed = DeviceFeed(TensorSource(tensors), Order(100, 0), BatchPlan(100, 10), torch.device("cpu"))
+    assert feed.settle([scale]) == [scale]
+    assert torch.equal(tensors["input"], kept)

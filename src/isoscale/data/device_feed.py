@@ -1,5 +1,8 @@
 """Data that lives on the device: the step gathers its rows."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,6 +28,8 @@ class DeviceFeed:
         self._resident = whole = _brought(source, device)
         plain = isinstance(whole, dict) and all(isinstance(value, Tensor) for value in whole.values())
         self._single = self._resident if plain else None
+        self._is_own = not (isinstance(source, TensorSource) and device.type == "cpu")
+        """Whether nobody else holds these tensors."""
         self._plan = plan
         self._device = device
         self._window = Window(order, device, WINDOW_ON_CPU if device.type == "cpu" else WINDOW)
@@ -48,6 +53,30 @@ class DeviceFeed:
         if self._single is not None:
             return {key: tensor.index_select(0, samples) for key, tensor in self._single.items()}
         return map_tensors(self._resident, lambda tensor: tensor.index_select(0, samples))
+
+    def settle(self, transforms: Sequence[Any]) -> list[Any]:
+        """Apply now, to all samples, what a step would do to each of them alike; returns what is left for the step.
+
+        A transform says of itself that it is `rowwise`: it changes one entry of a sample, by itself, and always in the
+        same way. It must leave the entry's type as it is, and no transform before it may be left that touches it too.
+        """
+        left: list[Any] = []
+        for transform in transforms:
+            if self._is_settled(transform, left):
+                _apply(transform, self._resident)
+            else:
+                left.append(transform)
+        return left
+
+    def _is_settled(self, transform: Any, left: Sequence[Any]) -> bool:
+        touched = {getattr(each, "key", None) for each in left}
+        if not (getattr(transform, "rowwise", False) and self._is_own and self._single) or None in touched:
+            return False
+        own = self._single.get(transform.key)
+        if own is None or transform.key in touched or not len(own):
+            return False
+        changed = transform({transform.key: own[:1]})[transform.key]
+        return changed.dtype == own.dtype and changed.shape[1:] == own.shape[1:]
 
     def read(self, step: int, num_steps: int) -> Tensor:
         """Sample indices (steps, share) of a launch of equal steps."""
@@ -92,6 +121,13 @@ def brought_in_blocks(source: Source, device: torch.device) -> Batch:
         place = slice(int(rows[0]), int(rows[-1]) + 1)
         copy_batch(map_tensors(whole, lambda tensor: tensor[place]), source.fetch(rows))  # noqa: B023
     return whole
+
+
+def _apply(transform: Any, tensors: dict[str, Tensor]) -> None:
+    """Change one of the tensors in place, block by block: there may be no room for a second one."""
+    tensor = tensors[transform.key]
+    for block in tensor.split(max(1, BLOCK_BYTES // max(1, tensor[0].nbytes))):
+        block.copy_(transform({transform.key: block})[transform.key])
 
 
 def _launch_bytes(device: torch.device) -> float:

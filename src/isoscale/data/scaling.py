@@ -22,6 +22,8 @@ PIECE = 1 << 16
 class Scale:
     """Bring a tensor to mean 0 and deviation 1, or into the range 0 to 1, as measured on the training data."""
 
+    rowwise = True
+
     def __init__(self, kind: Kind = "standard", per: Per = "feature", key: str = "input") -> None:
         """`standard` or `minmax`, for each element of a sample, each channel (its first dimension), or all at once."""
         self.kind = kind

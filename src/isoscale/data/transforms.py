@@ -14,6 +14,8 @@ from isoscale.errors import UserError
 class Divide:
     """Turn stored integers into floating point numbers and divide them, such as pixels by 255."""
 
+    rowwise = True
+
     def __init__(self, by: float, key: str = "input") -> None:
         """Divide `batch[key]` by a number."""
         if by == 0:
@@ -28,6 +30,8 @@ class Divide:
 
 class Normalize:
     """Subtract a mean and divide by a standard deviation, a number or one for each channel."""
+
+    rowwise = True
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float], key: str = "input") -> None:
         """Normalise `batch[key]`; per-channel values belong to its second dimension."""

@@ -242,6 +242,7 @@ class Trainer:
             stack.callback(self.release)
             stack.enter_context(explained(self.parts.accelerator, self.train.plan.batch_size))
             self._get_ready()
+            self._settle()
             call_hook(self.parts.task, "on_fit_start")
             verify(self.parts.registry, self.ranks, self.progress.step)
             self._verified = self.progress.step
@@ -256,6 +257,12 @@ class Trainer:
         get_ready = getattr(self.parts.task, "get_ready", None)
         if get_ready is not None:
             get_ready(self.train.source, self.parts.transforms)
+
+    def _settle(self) -> None:
+        """Do to data on the device once what every step would do to it again."""
+        step, settle = self.parts.step, getattr(self.train.feed, "settle", None)
+        if step is not None and settle is not None:
+            step.forward.transforms = settle(step.forward.transforms)
 
     def _loop(self) -> None:
         task, progress, plan = self.parts.task, self.progress, self.plan

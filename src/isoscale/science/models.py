@@ -56,8 +56,8 @@ class MLP(nn.Module):
         """From (batch, widths[0]) to (batch, widths[-1])."""
         if input.shape[-1] != self.widths[0]:
             raise UserError(
-                f"this MLP takes {self.widths[0]} numbers a sample, but gets a batch of shape {tuple(input.shape)}: set "
-                f"task.model.widths to begin with {math.prod(input.shape[1:])}"
+                f"this MLP takes {self.widths[0]} numbers a sample, but gets a batch of shape {tuple(input.shape)}: "
+                f"set task.model.widths to begin with {math.prod(input.shape[1:])}"
                 + (", and add flatten to data.transforms" if input.dim() > 2 else "")
             )
         return self.layers(input)
