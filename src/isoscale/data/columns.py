@@ -61,22 +61,11 @@ class Joined:
         self.row_shape, self.dtype = first.row_shape, first.dtype
         self._starts = np.cumsum([0, *(part.num_rows for part in parts)])
         self.num_rows = int(self._starts[-1])
-        self.reads_in_parallel = all(getattr(part, "reads_in_parallel", False) for part in parts)
-        self.piece = min(getattr(part, "piece", 1) for part in parts)
-        """Rows that one thread reads at a time: no more than a part would give to one."""
 
     def take(self, rows: Rows) -> Array:
-        """The rows asked for, by several threads where the files allow it."""
-        from isoscale.data.formats.threads import fill
-
+        """The rows asked for, each file asked once for its own."""
         if len(self.parts) == 1:
             return self.parts[0].take(rows)
-        if not self.reads_in_parallel:
-            return self._read(rows)
-        return fill(np.empty((len(rows), *self.row_shape), self.dtype), rows, self.piece, self._read)
-
-    def _read(self, rows: Rows) -> Array:
-        """Some rows, each file asked once for its own."""
         found = np.empty((len(rows), *self.row_shape), self.dtype)
         which = np.searchsorted(self._starts, rows, "right") - 1
         by_part = np.argsort(which, kind="stable")

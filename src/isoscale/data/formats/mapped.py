@@ -31,7 +31,6 @@ class MappedColumn:
         self._path, self._stored, self._offset = str(path), dtype, offset
         self._version = path.stat().st_mtime_ns
         self._values_per_row = num_values(name, self.row_shape)
-        self.piece = rows_at_once(self)
 
     def take(self, rows: Rows) -> Array:
         """The rows asked for: neighbours in one go, others by several threads."""
@@ -41,7 +40,7 @@ class MappedColumn:
             raise IndexError(f"{self.name} has rows 0 to {self.num_rows - 1}, asked for {rows.min()} to {rows.max()}")
         found = np.empty((len(rows), *self.row_shape), self.dtype)
         # Rows that are checked may be clipped, which spares numpy a copy.
-        return fill(found, rows, self.piece, lambda some: np.take(self._map(), some, axis=0, mode="clip"))
+        return fill(found, rows, rows_at_once(self), lambda some: np.take(self._map(), some, axis=0, mode="clip"))
 
     def _read(self, start: int, count: int) -> Array:
         """Neighbouring rows: an ordinary read, for which the system reads ahead."""

@@ -4,7 +4,6 @@ import numpy as np
 
 from isoscale.data.columns import Array, Rows
 from isoscale.data.formats.checks import check_numbers, split_shape
-from isoscale.data.formats.threads import rows_at_once
 
 
 class MemoryColumn:
@@ -18,7 +17,6 @@ class MemoryColumn:
         self.name = name
         self.num_rows, self.row_shape = split_shape(name, array.shape, sample_dims)
         self.dtype = array.dtype.newbyteorder("=")
-        self.piece = rows_at_once(self)
         self._array = np.ascontiguousarray(array, self.dtype).reshape(self.num_rows, *self.row_shape)
 
     def take(self, rows: Rows) -> Array:

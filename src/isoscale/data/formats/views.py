@@ -43,11 +43,10 @@ class View:
         self._column, self._cut = column, cut
         self.row_shape = np.empty((0, *column.row_shape))[..., cut].shape[1:] if column.row_shape else ()
         self.reads_in_parallel = bool(getattr(column, "reads_in_parallel", False))
-        self.piece = getattr(column, "piece", rows_at_once(column))
 
     def take(self, rows: Rows) -> Array:
         """The rows asked for; picking and converting happen where each piece is read."""
-        size = self.piece if self.reads_in_parallel else len(rows)
+        size = rows_at_once(self._column) if self.reads_in_parallel else len(rows)
         return fill(np.empty((len(rows), *self.row_shape), self.dtype), rows, size, self._read)
 
     def _read(self, rows: Rows) -> Array:
