@@ -223,8 +223,8 @@ def text(options: argparse.Namespace, device: str, made: dict[str, Any], found: 
         f"they were on the disk: {made['rows'] / made['seconds'] / 1e6:.2f} million rows/s, "
         f"{made['bytes'] / made['seconds'] / 1e9:.2f} GB/s.", "",
         "An epoch of 91-100-11, everything on. `all of it` includes the start, reading the data where it is kept on "
-        "the device, validation and checkpoint; nobody looks for NaN (data.on_nan: keep). `files cached`: the share of places in the files that answered from "
-        "memory just before.", "",
+        "the device, validation and checkpoint; nobody looks for NaN (data.on_nan: keep). `files cached`: the share of "
+        "places in the files that answered from memory just before.", "",
         *table(found),
     ]  # fmt: skip
 

@@ -37,7 +37,7 @@ def continued_at(step: int, whole: Path, into: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reduce", ["flat", "tree"])
+@pytest.mark.parametrize("reduce", [pytest.param("flat", marks=pytest.mark.nightly), "tree"])
 def test_restoring_at_every_step_gives_the_same_remainder(reduce: str, tmp_path: Path) -> None:
     options = {**EVERYTHING, "parallel__reduce": reduce, "checkpoint__every": "1 steps", "checkpoint__keep": 100}
     whole = train(tmp_path / "whole", **options)
@@ -85,7 +85,8 @@ LIKE_TERM = (signal.SIGINT, signal.SIGUSR1)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.nightly) for each in LIKE_TERM)]
+    "number",
+    [signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGTERM, *LIKE_TERM))],
 )
 def test_signals_at_random_moments_leave_no_trace(number: int, uninterrupted: Path, tmp_path: Path) -> None:
     delays = random.Random(int(number))
