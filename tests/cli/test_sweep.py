@@ -168,6 +168,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # most of a minute; on Slurm, the same is looked at every time
 def test_a_stop_saves_all_points_and_the_sweep_goes_on_to_the_same_weights(tmp_path: Path):
     process = start(tmp_path, "train.epochs=40")
     process.send_signal(signal.SIGTERM)

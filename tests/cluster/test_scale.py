@@ -46,8 +46,9 @@ def test_ctrl_c_leaves_the_job_and_the_table_is_collected_later(slurm: "Cluster"
     words = [*login, f"--wd={tmp_path}", sys.executable, "-m", "isoscale", "scale", *WORDS, *JOB]
     environment = {**os.environ, **slurm.environment}
     waiting = subprocess.Popen(
-        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which what runs in the background ignores
+    )  # fmt: skip
     assert waiting.stderr is not None
     job = re.search(r"submitted job (\d+)", waiting.stderr.readline())[1]
     os.killpg(waiting.pid, signal.SIGINT)  # as a terminal does

@@ -12,8 +12,7 @@ from isoscale.errors import UserError
 from isoscale.science.electronic.calculation import read_calculation
 from isoscale.science.electronic.integrals import EnergyGrid, Quadrature
 from isoscale.science.electronic.states import fill_with
-from tests.helpers import sha, timeless, train
-from tests.ranks import train_on
+from tests.helpers import timeless, train
 
 METRICS = ["band_energy", "fermi_energy", "dos_relative", "density_relative", "ldos"]
 SHORT = {"train__epochs": 2, "data__batch_size": 500, "task__physics": {"metrics": METRICS, "every": 1}}
@@ -45,15 +44,6 @@ def test_the_error_of_the_band_energy_is_that_of_the_predictions(folder: Path, t
         assert found[f"test/band_energy/Be_snapshot{number}"] == pytest.approx(error, abs=1e-6)
     each = [abs(found[f"test/band_energy/Be_snapshot{number}"]) for number in (2, 3)]
     assert found["test/band_energy"] == pytest.approx(sum(each) / 2)
-
-
-@pytest.mark.slow
-def test_the_physics_is_the_same_on_any_number_of_ranks(folder: Path, tmp_path: Path):
-    options = {**SHORT, "data__path": str(folder), "parallel__reduce": "tree"}
-    runs = [train_on(world, tmp_path / str(world), "electronic/be2", **options) for world in (1, 2)]
-    assert sha(runs[0]) == sha(runs[1])
-    assert timeless(runs[0]) == timeless(runs[1])
-    assert any(line["name"] == "val/band_energy" for line in timeless(runs[0]))
 
 
 def test_the_band_energy_can_choose_the_best_weights(folder: Path, tmp_path: Path):
