@@ -295,6 +295,7 @@ def test_a_download_that_was_killed_can_be_started_again(isoscale, tmp_path: Pat
     assert whole(tmp_path / "data/loose"), "what was left behind long ago is swept away"
 
 
+@pytest.mark.slow
 def test_real_files_served_over_http_train_a_recipe(isoscale, tmp_path: Path, server: Server, real_data: Callable):
     for path in real_data("mnist").iterdir():
         server.files[f"/{path.name}.gz"] = gzip.compress(path.read_bytes(), 1)

@@ -194,6 +194,7 @@ def test_a_converter_that_fails_leaves_what_was_finished(isoscale, here: Path):
     assert "a.dat: 4 rows, made already" in make(isoscale, "own:read", "*.dat")
 
 
+@pytest.mark.slow
 def test_a_command_that_was_killed_is_started_again(isoscale, here: Path):
     (here / "own.py").write_text(
         "import time, numpy as np\ndef read(path):\n    yield {'x': np.zeros((2, 3))}\n"

@@ -97,6 +97,7 @@ def test_the_terms_are_logged_and_validation_is_that_of_the_points_alone(folder:
     assert run.metrics["val/loss"] != pytest.approx(plain.metrics["val/loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_term_whose_weight_grows_lowers_the_error_of_the_band_energy(seed: int, folder: Path):
     """On the snapshots that are trained on, in as long a training, with no larger an error at the points."""
@@ -111,6 +112,7 @@ def test_a_term_whose_weight_grows_lowers_the_error_of_the_band_energy(seed: int
     assert found["val/loss"] < 1.1 * without["val/loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"data__residency": "host"}, {"data__residency": "disk"}])
 def test_where_the_data_lives_does_not_matter(change: dict[str, Any], folder: Path):
     runs = [trained(folder, "device", TERMS, data__residency="device"), trained(folder, "other", TERMS, **change)]

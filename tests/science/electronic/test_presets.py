@@ -9,6 +9,7 @@ from isoscale.science.electronic.synthetic_files import make_boxes
 from tests.helpers import train
 
 
+@pytest.mark.slow
 def test_the_wide_preset_fits_the_material_that_can_be_made(tmp_path: Path):
     make_boxes(tmp_path, lambda *_: None, atoms=2, grid=8, snapshots=3, energies=201)
     smaller = {

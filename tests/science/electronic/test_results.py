@@ -156,6 +156,7 @@ class TestPictures:
         energies = [made.Physics(made.ldos(seed)).band_energy / made.NUM_ATOMS for seed in (1, 2)]
         np.testing.assert_allclose(points.true, energies, rtol=1e-5)
 
+    @pytest.mark.slow
     def test_a_training_shows_them_where_they_are_wanted(self, trained: Any, tmp_path: Path) -> None:
         keys = {"data__path": str(trained[1]), "observe__tensorboard": 2}
         run = train(tmp_path / "run", made.RECIPE, **keys)
