@@ -717,6 +717,7 @@ def stopped(project: Path, number: int, count: str, to_all: bool) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # half a minute
 def test_stopped_by_any_signal_and_continued_with_another_number_of_workers(project: Path):
     assert stopped(project, signal.SIGTERM, "2", to_all=False) == 75
     assert stopped(project, signal.SIGINT, "1", to_all=True) == 75, "Ctrl-C reaches every process of a terminal"
