@@ -30,16 +30,27 @@ def serve(address: str) -> NoReturn:
             connection, _ = server.accept()
             message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
             if os.fork() == 0:
-                become(json.loads(message), descriptors, connection)
+                keep(json.loads(message), descriptors, connection)
             for descriptor in (*descriptors, connection.detach()):
                 os.close(descriptor)
 
 
-def become(command: dict, descriptors: list[int], connection: socket.socket) -> NoReturn:
+def keep(command: dict, descriptors: list[int], connection: socket.socket) -> NoReturn:
+    """Have the command that was asked for done, and tell how it ended: some end without a word to Python."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        become(command, descriptors)
+    _, status = os.waitpid(child, 0)
+    connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def become(command: dict, descriptors: list[int]) -> NoReturn:
     """Be the command that was asked for: its words, folder, variables, input and output."""
     from isoscale.cli.main import run
 
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
     os.chdir(command["folder"])
@@ -55,8 +66,7 @@ def become(command: dict, descriptors: list[int], connection: socket.socket) -> 
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        connection.send(str(code).encode())
-        os._exit(0)
+        os._exit(code if isinstance(code, int) else 1)
 
 
 def ask(address: str, words: list[str]) -> int:

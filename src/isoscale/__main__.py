@@ -1,5 +1,25 @@
-"""`python -m isoscale`."""
+"""`isoscale`, and `python -m isoscale`."""
 
-from isoscale.cli.main import run
+import os
+import sys
 
-run()
+from isoscale import early_stop
+from isoscale.errors import INTERRUPTED, Stopped
+
+
+def run() -> None:
+    """Run a command; to be told to stop before there is one, while its files are still read, is no failure."""
+    try:
+        if sys.argv[1:2] == ["train"]:
+            early_stop.listen()
+        from isoscale.cli.main import run as run_command
+    except KeyboardInterrupt:
+        os.write(2, b"interrupted\n")
+        os._exit(INTERRUPTED)
+    except Stopped as stopped:
+        os._exit(stopped.exit_code)
+    run_command()
+
+
+if __name__ == "__main__":
+    run()

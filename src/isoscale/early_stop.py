@@ -9,17 +9,17 @@ import signal
 import threading
 import time
 
-from isoscale.errors import START_AGAIN, Stopped
+from isoscale.errors import INTERRUPTED, START_AGAIN, Stopped
 
 PATIENCE = 5.0
 """Seconds to end in an orderly way."""
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _asked: str | None = None
 _guard: threading.Thread | None = None
 
 
 def listen() -> None:
-    """From now on such a request ends the process as it would later: start me again."""
+    """From now on such a request ends the process as it would later: start me again. Ctrl-C interrupts it."""
     global _asked, _guard
     _asked = None
     for number in _SIGNALS:
@@ -38,9 +38,20 @@ def asked() -> str | None:
     return _asked
 
 
+def exit_code() -> int | None:
+    """What the process ends with because of that signal, if one came."""
+    return None if _asked is None else _code(signal.Signals[_asked])
+
+
+def _code(number: int) -> int:
+    return INTERRUPTED if number == signal.SIGINT else START_AGAIN
+
+
 def _stop(number: int, frame: object) -> None:
     global _asked
     _asked = signal.Signals(number).name
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     os.write(2, f"{_asked}: stopped before the training began; nothing is lost\n".encode())
     raise Stopped
 
@@ -52,4 +63,4 @@ def _see_to_it(reading: int) -> None:
         if number in _SIGNALS and signal.getsignal(number) is _stop:
             time.sleep(PATIENCE)
             if signal.getsignal(number) is _stop:
-                os._exit(START_AGAIN)
+                os._exit(_code(number))

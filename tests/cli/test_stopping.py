@@ -7,6 +7,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +24,12 @@ LONG = ("train", "train.epochs=5000", "observe.tensorboard=0", "--run", "a")
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     """A training that has begun."""
-    process = subprocess.Popen(
-        command(*words), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-    )
+    return begun(folder, command(*words))
+
+
+def begun(folder: Path, words: list[str]) -> subprocess.Popen[str]:
+    """The training of a command line, once it has begun."""
+    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
     assert process.stdout is not None
     while not process.stdout.readline().startswith("epoch"):
         assert process.poll() is None
@@ -166,20 +170,76 @@ class Early(isoscale.Supervised):
     def __init__(self):
         super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss="cross_entropy")
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        except Exception:
+            os.kill(os.getpid(), signal.{name})
+        except BaseException:
             {then}
+"""
+WAIT = "__import__('time').sleep(600)"
+
+
+@pytest.mark.parametrize(
+    ("name", "then", "code"),
+    [
+        ("SIGTERM", "raise AttributeError('matrix') from None", 75), ("SIGTERM", "pass", 75), ("SIGTERM", WAIT, 75),
+        ("SIGINT", "raise AttributeError('matrix') from None", 130), ("SIGINT", "pass", 75), ("SIGINT", WAIT, 130),
+    ],
+)  # fmt: skip
+def test_a_request_that_comes_early_is_not_lost_in_what_it_interrupts(tmp_path: Path, name: str, then: str, code: int):
+    """As when it comes while a library looks for an attribute: that raises another error, or passes over it."""
+    (tmp_path / "early.py").write_text(EARLY_TASK.format(name=name, then=then))
+    words = ("train", "train.epochs=5000", "task={class: early.Early}", "observe.tensorboard=0", "--run", "a")
+    words += ("checkpoint.monitor=val/loss", "checkpoint.mode=min")
+    done = subprocess.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert "error" not in done.stderr
+    if name == "SIGTERM":
+        assert "SIGTERM: stopped before the training began" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75)])
+def test_a_request_that_comes_while_a_command_is_read_is_no_failure(tmp_path: Path, name: str, code: int):
+    (tmp_path / "typer.py").write_text(
+        f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(60)\n"
+    )
+    done = subprocess.run(command(*LONG), cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert done.returncode == code and len(done.stderr.splitlines()) == 1, done.stderr
+    assert not (tmp_path / "a").exists()
+
+
+REPEATED = """
+import os, signal
+from isoscale.launch import stretches
+from isoscale.parallel.ranks import Ranks
+
+ended, agree = stretches.ended, Ranks.any
+
+def once_more(*arguments):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    return ended(*arguments)
+
+def and_before_the_others_heard(self, flag, what):
+    if what == "the last checkpoint" and not self.is_first:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return agree(self, flag, what)
+
+stretches.ended, Ranks.any = once_more, and_before_the_others_heard
+
+from isoscale.__main__ import run
+run()
 """
 
 
-@pytest.mark.parametrize("then", ["raise AttributeError('matrix') from None", "pass", "__import__('time').sleep(600)"])
-def test_a_request_that_comes_early_is_not_lost_in_what_it_interrupts(tmp_path: Path, then: str):
-    """As when it comes while a library looks for an attribute: that raises another error, or passes over it."""
-    (tmp_path / "early.py").write_text(EARLY_TASK.format(then=then))
-    words = ("train", "train.epochs=5000", "task={class: early.Early}", "observe.tensorboard=0", "--run", "a")
-    done = subprocess.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 75, done.stderr
-    assert "SIGTERM: stopped before the training began" in done.stderr and "error" not in done.stderr
+@pytest.mark.parametrize("devices", [(), ("--devices", "2")])
+def test_a_request_that_comes_again_does_not_disturb_the_end(tmp_path: Path, devices: tuple[str, ...]):
+    """Of a scheduler that repeats itself, or that reaches one node later than another."""
+    (tmp_path / "repeated").write_text(REPEATED)
+    process = begun(tmp_path, [sys.executable, "repeated", *LONG, *devices])
+    process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert err.strip() == "SIGUSR1: finishing the launch and saving"
+    record = json.loads((tmp_path / "a/run.json").read_text())
+    assert record["status"] == "stopped" and [each["status"] for each in record["stretches"]] == ["stopped"]
 
 
 FORKED_TASK = """

@@ -51,7 +51,8 @@ def test_the_points_of_an_array_end_with_the_weights_of_single_trainings(slurm: 
     words = ("images/digits", "optimizer.lr=1e-3,3e-4", "seed=0,1", "train.epochs=2", *FIXED, "--at-once", "2")
     job, sweep = send(slurm, tmp_path, *words)
     assert sweep == tmp_path / f"runs/digits-sweep-{job}"
-    assert f"{job}_3, PENDING" in isoscale(slurm, tmp_path, "status", str(sweep / "lr=0.0003,seed=1")).stdout
+    shown = isoscale(slurm, tmp_path, "status", str(sweep / "lr=0.0003,seed=1")).stdout
+    assert re.search(rf"{job}_3, (PENDING|RUNNING|COMPLET)", shown), shown  # a slow machine looks late
     wait_for_all(slurm, job)
     listed = json.loads(isoscale(slurm, tmp_path, "runs", "list", str(sweep), "--json").stdout)
     assert [point["status"] for point in listed] == ["done"] * 4, output(sweep)
@@ -85,6 +86,7 @@ def test_one_point_of_an_array_is_cancelled_and_goes_on_with_the_sweep(slurm: "C
     said = isoscale(slurm, tmp_path, "cancel", str(runs[1])).stdout
     assert f"job {job}_1 is cancelled" in said
     slurm.wait_for(lambda: record(runs[1])["status"] == "stopped", "the end of one")
+    wait_for_all(slurm, f"{job}_1")  # its process ends a moment after it has written that
     assert record(runs[0])["status"] == "running"
     refused = isoscale(slurm, tmp_path, "sweep", "--run", str(sweep.relative_to(tmp_path)), "--slurm", "--dry-run")
     assert "left alone" in refused.stderr and "seed=0" in refused.stderr

@@ -104,7 +104,7 @@ def assert_continued(folder: Path, uninterrupted: Path) -> None:
     assert timeless(folder / "run") == timeless(uninterrupted)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.98])
+@pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.nightly), 0.5, 0.98])
 def test_a_disk_that_fills_up_during_a_save_costs_nothing(
     share: float, disk: Disk, uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -133,7 +133,10 @@ def test_a_run_on_a_disk_that_may_only_be_read_is_refused(disk: Disk, uninterrup
     assert_continued(disk.path, uninterrupted)
 
 
-@pytest.mark.parametrize("num_bytes", [0, PAGE, 2 * PAGE, 5 * PAGE, 100 * PAGE])
+@pytest.mark.parametrize(
+    "num_bytes",
+    [0, 5 * PAGE, *(pytest.param(count * PAGE, marks=pytest.mark.nightly) for count in (1, 2, 100))],
+)
 def test_a_full_disk_ends_a_run_cleanly_whatever_file_it_hits_first(
     num_bytes: int, disk: Disk, uninterrupted: Path
 ) -> None:

@@ -85,14 +85,14 @@ def in_an_update() -> Around:
 
 def in_an_evaluation() -> Around:
     """In the second batch of the evaluation after a step."""
-    from isoscale.engine.trainer import Trainer
+    from isoscale.engine.evaluations import Evaluations
     from isoscale.science.images import Classifier
 
-    whole = Trainer._evaluate
+    whole = Evaluations.validate
 
-    def noting(trainer: Any) -> Any:
-        _now.update(step=trainer.progress.step, batches=0)
-        return whole(trainer)
+    def noting(evaluations: Any, role: Any) -> Any:
+        _now.update(step=evaluations.progress.step, batches=0)
+        return whole(evaluations, role)
 
     def around(kill: Callable[[int], None], plain: Any, *words: Any) -> Any:
         _now["batches"] += 1
@@ -100,7 +100,7 @@ def in_an_evaluation() -> Around:
             kill(_now["step"])
         return plain(*words)
 
-    Trainer._evaluate = noting  # type: ignore[method-assign]
+    Evaluations.validate = noting  # type: ignore[method-assign]
     return Classifier, "validation_step", around
 
 

@@ -83,10 +83,10 @@ from isoscale.cli.main import run
 run()
 '''
 PHASES = [
-    "after staging", "in the middle of a tensor file", "before the manifest", "before all is synced",
-    "before it has its name", "after it has its name", "between the pointers", "before dropping old ones",
+    "in the middle of a tensor file", "before the manifest", "after it has its name", "between the pointers",
     "while dropping old ones",
 ]  # fmt: skip
+MORE_PHASES = ["after staging", "before all is synced", "before it has its name", "before dropping old ones"]
 RECIPE = ["train.epochs=4", "data.subset=300", "observe.every=2", *(f"{key}={value}" for key, value in QUIET.items())]
 STEPS = "15,20"
 """Five steps an epoch: the third checkpoint, which drops an old one, and the last."""
@@ -107,7 +107,7 @@ def driven(folder: Path, phase: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [*PHASES, *(pytest.param(each, marks=pytest.mark.nightly) for each in MORE_PHASES)])
 def test_a_writer_killed_in_any_phase_leaves_no_trace(phase: str, uninterrupted: Path, tmp_path: Path) -> None:
     for _ in STEPS.split(","):
         killed = driven(tmp_path, phase)
@@ -148,7 +148,7 @@ def slow_disk(folder: Path, seconds: float) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
 def test_a_signal_while_a_slow_disk_is_written_leaves_no_trace(
     number: int, uninterrupted: Path, tmp_path: Path
 ) -> None:

@@ -63,15 +63,15 @@ def signalled_in_a_step(number: int, who: tuple[int, ...], at: int) -> None:
 
 def signalled_in_an_evaluation(number: int, who: int, at: int) -> None:
     """A rank gets a signal in the third batch of the evaluation after a step; how many batches follow is counted."""
-    from isoscale.engine.trainer import Trainer
+    from isoscale.engine.evaluations import Evaluations
     from isoscale.science.images import Classifier
 
-    whole, plain = Trainer._evaluate, Classifier.validation_step
+    whole, plain = Evaluations.validate, Classifier.validation_step
     now = [0, 0]
 
-    def noting(trainer: Any) -> Any:
-        now[:] = [trainer.progress.step, 0]
-        return whole(trainer)
+    def noting(evaluations: Any, role: Any) -> Any:
+        now[:] = [evaluations.progress.step, 0]
+        return whole(evaluations, role)
 
     def validating(task: Any, batch: Any, batch_idx: int) -> Any:
         now[1] += 1
@@ -81,7 +81,7 @@ def signalled_in_an_evaluation(number: int, who: int, at: int) -> None:
             signal_oneself(number)
         return plain(task, batch, batch_idx)
 
-    Trainer._evaluate, Classifier.validation_step = noting, validating  # type: ignore[method-assign]
+    Evaluations.validate, Classifier.validation_step = noting, validating  # type: ignore[method-assign]
 
 
 def touched_in_a_step(name: str, at: int) -> None:
@@ -272,7 +272,7 @@ def long_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.nightly)])
 def test_a_signal_to_the_launcher_or_to_a_rank_of_it_stops_all(
     number: signal.Signals, long_one: Path, tmp_path: Path
 ) -> None:
@@ -294,7 +294,9 @@ def test_a_signal_to_the_launcher_or_to_a_rank_of_it_stops_all(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("delay", [1.5])
 def test_a_signal_before_the_ranks_have_met_ends_them_and_leaves_nothing(
     number: signal.Signals, delay: float, tmp_path: Path

@@ -131,7 +131,7 @@ def test_data_that_is_missing_on_one_rank_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [1])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_never_comes_back_from_a_step_is_named(rank: int, uninterrupted: Path, tmp_path: Path) -> None:
     ended = failed(tmp_path, "sleep", rank, "parallel.timeout=2")
     assert [end.code for end in ended] == [1, 1], ended
@@ -140,6 +140,7 @@ def test_a_rank_that_never_comes_back_from_a_step_is_named(rank: int, uninterrup
     assert "hangs: others have waited" in ended[0].err and "in fail, " in ended[0].err
     assert "faulty.py:" in ended[0].err and "parallel.timeout" in ended[0].err
     assert "hangs" in record(tmp_path)["message"]
+    assert [stretch["status"] for stretch in record(tmp_path)["stretches"]] == ["failed"]
     ended = command_on(2, tmp_path, *RECIPE)
     assert [end.code for end in ended] == [0, 0], ended
     assert sha(tmp_path / "run") == sha(uninterrupted) and timeless(tmp_path / "run") == timeless(uninterrupted)

@@ -133,6 +133,18 @@ def test_a_second_ctrl_c_ends_also_those_who_do_not_listen(tmp_path: Path):
     wait_until_gone([int((tmp_path / f"ready{rank}").read_text()) for rank in (0, 1)])
 
 
+def test_ctrl_c_before_ranks_listen_is_no_failure_of_theirs(tmp_path: Path):
+    script = (
+        "import os, signal, time\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "open('ready' + os.environ['RANK'], 'w').close()\ntime.sleep(1000)\n"
+    )
+    process = launched(tmp_path, script)
+    wait_for(tmp_path / "ready0", tmp_path / "ready1")
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and not err
+
+
 def test_devices_are_refused_where_there_are_ranks_already(tmp_path: Path):
     ranks = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
     refused = cli("train", "--devices", "2", cwd=tmp_path, **ranks)

@@ -19,6 +19,7 @@ from isoscale.recipe.schema import Launch, slurm_seconds
 from isoscale.run import Run
 from tests.cli.conftest import isoscale
 from tests.helpers import command, train
+from tests.recipe.deepmd_input import write
 
 __all__ = ["isoscale"]
 
@@ -291,3 +292,8 @@ def test_a_job_that_cannot_be_prepared_is_cancelled(tmp_path: Path, isoscale, mo
     monkeypatch.setattr(slurm, "cancel", cancelled.append)
     assert isoscale("submit", "images/digits").code == 2
     assert cancelled == ["7"]
+
+
+def test_an_input_of_another_program_speaks_of_the_ranks_of_the_job(tmp_path: Path):
+    found = plan(str(write(tmp_path)), [], {"nodes": 2, "tasks_per_node": 2, "activate": "true"})
+    assert found.loaded.recipe.data.batch_size == 4

@@ -139,3 +139,37 @@ def test_a_last_batch_smaller_than_the_ranks_leaves_some_of_them_idle(tmp_path: 
             assert sha(runs[0]) == sha(runs[1])
             assert timeless(runs[0]) == timeless(runs[1])
         assert_close(read_weights(runs[1].checkpoint("last")), read_weights(runs[0].checkpoint("last")), reduce)
+
+
+class Terms(isoscale.Task):
+    """A loss of two terms, and an error of which the root is shown."""
+
+    def __init__(self) -> None:
+        """A linear network."""
+        super().__init__()
+        self.network = nn.Linear(91, 3)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Both terms."""
+        errors = self.network(batch["input"]) - batch["target"]
+        self.log("rmse", errors.square().mean(), root=True)
+        return {"square": errors.square().mean(), "absolute": errors.abs().mean()}
+
+    validation_step = training_step
+
+
+def terms() -> tuple[nn.Module, isoscale.Sources]:
+    """The task with the data of the others."""
+    return Terms(), small_network()[1]
+
+
+@pytest.mark.parametrize("reduce", ["tree", "flat"])
+def test_batches_of_one_sample_leave_the_first_rank_idle_and_it_still_tells_of_all(reduce: str, tmp_path: Path) -> None:
+    options = {"data__batch_size": 1, "data__subset": 12, "train__epochs": 2, "observe__every": 5}
+    runs = [fit_on(world, tmp_path / str(world), terms, **options, parallel__reduce=reduce) for world in (1, 2)]
+    alone, together = (
+        {(line["step"], line["name"]): line["value"] for line in timeless(run)} for run in runs
+    )  # fmt: skip
+    assert together == pytest.approx(alone, rel=1e-6) and (5, "train/rmse") in alone
+    if reduce == "tree":
+        assert sha(runs[0]) == sha(runs[1])

@@ -123,14 +123,23 @@ SHORT = [
     "task.class=mortal.Mortal", "train.epochs=4", "checkpoint.every=7 steps", "observe.every=5",
     *(f"{key}={value}" for key, value in QUIET.items()),
 ]  # fmt: skip
+MOMENTS = ["1", "7", "13", "23", "40", "evaluation", "last evaluation"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_inside_a_given_step_or_an_evaluation_leaves_no_trace(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "moments"),
+    [
+        (signal.SIGTERM, ["7", "23", "evaluation", "last evaluation"]),
+        *(pytest.param(each, MOMENTS, marks=pytest.mark.nightly) for each in (signal.SIGTERM, signal.SIGKILL)),
+    ],
+)
+def test_a_signal_inside_a_given_step_or_an_evaluation_leaves_no_trace(
+    number: int, moments: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "mortal.py").write_text(TASK)
     assert cli("train", "--run", "whole", *SHORT, cwd=tmp_path).returncode == 0
-    for moment in ("1", "7", "13", "23", "40", "evaluation", "last evaluation"):
+    for moment in moments:
         (tmp_path / "killed").unlink(missing_ok=True)
         first = cli("train", "--run", moment, *SHORT, cwd=tmp_path, KILL_AT=moment, SIGNAL=str(int(number)))
         assert first.returncode == (75 if number == signal.SIGTERM else -number), first.stderr

@@ -103,6 +103,7 @@ at("pointerleave", 1);
 @pytest.mark.parametrize(
     ("fragment", "by", "scale"), [("", "step", "linear"), ("#time", "time", "linear"), ("#time,log", "time", "log")]
 )
+@pytest.mark.slow
 def test_the_switches_choose_the_axes_and_the_pointer_reads_values(
     page: Path, digits: isoscale.Run, fragment: str, by: str, scale: str
 ):
@@ -308,6 +309,7 @@ def test_classes_that_never_occur_have_no_average_precision(evil: Path):
     assert "never0" not in evil.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_many_classes_and_large_pictures_stay_small():
     labels = [f"class {number}" for number in range(120)]
     detection = Detection(np.linspace(1, 0, 900), np.arange(900), np.arange(900), 900, 900)

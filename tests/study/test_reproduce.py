@@ -47,6 +47,14 @@ def test_as_many_steps_as_are_asked_for_with_epochs_and_evaluations(run: Run) ->
     assert whole.equal and whole.num_steps == 46
 
 
+def test_a_learning_curve_begins_with_the_first_step_again(tmp_path: Path) -> None:
+    found = reproduce(train(tmp_path / "run", train__epochs=1, observe__every=10, observe__curve="lcurve.out"))
+    assert found.equal and {line.step for line in found.lines} == {1, 10}
+    later = train(tmp_path / "later", train__epochs=1, observe__every=10)
+    later = train(later.path, train__epochs=2, observe__every=10, observe__curve="lcurve.out")
+    assert reproduce(later).equal
+
+
 def test_nothing_of_the_run_is_touched(run: Run) -> None:
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     threads, generator = torch.get_num_threads(), torch.get_rng_state()

@@ -125,7 +125,6 @@ def test_a_folder_without_a_study_says_how_to_begin_one(tmp_path: Path):
         (["parallel.reduce=tree"], "strong", [1, 3], "use 2 or 4"),
         (["parallel.reduce=tree"], "strong", [16], "use 8"),
         (["data.batch_size=4"], "strong", [1, 8], "does not reach 8 ranks"),
-        (["data.batch_size=auto:32"], "weak", [2], "give a number"),
     ],
 )
 def test_an_impossible_number_of_ranks_is_refused(keys: list[str], mode: Any, ranks: list[int], words: str):
@@ -137,6 +136,8 @@ def test_strong_keeps_the_whole_batch_and_weak_that_of_a_rank():
     recipe = load_recipe("images/digits", ["data.batch_size=32"]).recipe
     assert [global_batch(recipe, "strong", count) for count in (1, 4)] == [32, 32]
     assert [global_batch(recipe, "weak", count) for count in (1, 4)] == [32, 128]
+    auto = [load_recipe("images/digits", [f"data.batch_size={word}"]).recipe for word in ("auto", "auto:9", "auto:9x2")]
+    assert [global_batch(recipe, "weak", 4) for recipe in auto] == ["auto:32x4", "auto:9x4", "auto:9x8"]
     mixture = load_recipe("images/digits", ["data.batch_size=[2,3]"]).recipe
     assert global_batch(mixture, "weak", 4) == [8, 12]
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from isoscale.study.sweep.local import Crew
 from isoscale.study.sweep.plan import Plan, Sweep, plan, reopen, with_lists
 from isoscale.study.sweep.points import LONGEST_NAME, names_of, points_of, short_keys
 from isoscale.study.sweep.states import best_first, counts, select, states_of
+from tests.recipe import deepmd_input
 
 LRS = (1e-3, 3e-4)
 SHORT = ("observe.tensorboard=0", "train.epochs=1")
@@ -245,13 +247,41 @@ def test_another_recipe_is_refused_with_the_difference_and_a_longer_one_trains_d
 
 
 def test_a_point_whose_directory_was_removed_is_prepared_again(folder: Path):
-    import shutil
-
     sweep = planned("seed=0,1", "optimizer.lr=0.5").write(Path("s"))
     before = load_recipe(Path("s/seed=1/recipe.yaml")).values
     shutil.rmtree("s/seed=1")
     sweep.restore(select(sweep).points)
     assert load_recipe(Path("s/seed=1/recipe.yaml")).values == before
+
+
+WORDS = ["training.numb_steps=40,60", "loss.limit_pref_v=0,1", "sweep.how=zip"]
+"""For an input of DeePMD-kit, in its own keys."""
+
+
+def test_points_of_an_input_of_another_program_are_for_as_many_ranks_as_train_them(folder: Path):
+    deepmd_input.write(folder)
+    sweep = plan("input.json", WORDS, ["isoscale", "sweep"], check_components=False, world=2).write(Path("s"))
+    batches = [load_recipe(sweep.folder(point) / "recipe.yaml").recipe.data.batch_size for point in sweep.points]
+    assert batches == [2, 2], "1 for each worker in the file"
+    assert reopen(Path("s"), "input.json", WORDS).changes == []
+
+
+def test_a_point_of_an_input_of_another_program_is_prepared_again(folder: Path):
+    deepmd_input.write(folder, loss__limit_pref_v=1)
+    sweep = plan("input.json", WORDS, ["isoscale", "sweep"], check_components=False, world=2).write(Path("s"))
+    before = [load_recipe(sweep.folder(point) / "recipe.yaml").values for point in sweep.points]
+    for point in sweep.points:
+        shutil.rmtree(sweep.folder(point))
+    Sweep.read(Path("s")).restore(sweep.points)
+    assert [load_recipe(sweep.folder(point) / "recipe.yaml").values for point in sweep.points] == before
+    assert "virial" not in before[0]["task"]["labels"] and "virial" in before[1]["task"]["labels"]
+
+
+def test_what_points_of_an_input_differ_in_is_not_changed_by_its_name_in_the_recipe(folder: Path):
+    deepmd_input.write(folder)
+    plan("input.json", WORDS, ["isoscale", "sweep"], check_components=False).write(Path("s"))
+    with pytest.raises(UserError, match=r"train\.steps: 40 → 100"):
+        reopen(Path("s"), None, ["train.steps=100"])
 
 
 def test_values_that_were_not_finite_are_never_the_best(folder: Path):

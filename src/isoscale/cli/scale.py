@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isoscale import early_stop
 from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
 from isoscale.cli.output import print_json
@@ -93,6 +94,7 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 
 def _be_a_rank(run: Path | None, pair: str) -> None:
+    early_stop.listen()
     from isoscale.study.scale.rank import measure
 
     ranks, _, repeat = pair.partition(":")

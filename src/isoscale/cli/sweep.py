@@ -74,7 +74,7 @@ def sweep(
         _refuse("--failed trains the failed points of a sweep again; say which one with --run DIR")
     if run is not None:
         check_new(run)
-    _begin(_planned(recipe, words, command, request), run, request, workers or 1, devices or 1, dry_run)
+    _begin(_planned(recipe, words, command, request, devices or 1), run, request, workers or 1, devices or 1, dry_run)
 
 
 def _check_options(slurm: bool, here: dict[str, int | None], there: dict[str, int | None], job: JobOptions) -> None:
@@ -93,12 +93,16 @@ def _refuse(text: str) -> None:
     raise UserError(text)
 
 
-def _planned(recipe: str | None, words: list[str], command: list[str], request: "Request | None") -> "Plan":
+def _planned(
+    recipe: str | None, words: list[str], command: list[str], request: "Request | None", devices: int
+) -> "Plan":
     from isoscale.recipe.load import load_recipe
     from isoscale.study.sweep.plan import plan, with_lists
 
-    check = request is None or request.checks_components(load_recipe(recipe, with_lists(words)))
-    return plan(recipe, words, command, check)
+    if request is None:
+        return plan(recipe, words, command, world=devices)
+    loaded = load_recipe(recipe, with_lists(words))
+    return plan(recipe, words, command, request.checks_components(loaded), request.num_ranks(loaded))
 
 
 def _begin(

@@ -77,9 +77,11 @@ class StopRequest:
         self.reason = self.reason or reason
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.reason is not None and number == signal.SIGINT:
-            os.write(2, b"\nstopping now; the last checkpoint is the place to go on from\n")
-            raise KeyboardInterrupt
+        if self.reason is not None:
+            if number == signal.SIGINT:
+                os.write(2, b"\nstopping now; the last checkpoint is the place to go on from\n")
+                raise KeyboardInterrupt
+            return  # job schedulers repeat themselves
         self._ask(signal.Signals(number).name)
         self._told(signal.Signals(number).name, "; Ctrl-C again stops now" if number == signal.SIGINT else "")
 
@@ -89,7 +91,10 @@ class StopRequest:
 
     @contextmanager
     def listening(self, aloud: bool = True) -> Iterator[None]:
-        """Handle signals for a while, and say so; outside of the main thread there is nothing to handle."""
+        """Handle signals for a while, and say so; outside of the main thread there is nothing to handle.
+
+        May be used inside itself.
+        """
         before: dict[int, Any] = {}
         if not aloud:
             self._told = lambda name, hint: None

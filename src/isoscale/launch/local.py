@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from isoscale.errors import DONE, FAILED, START_AGAIN, UserError
+from isoscale.errors import DONE, FAILED, INTERRUPTED, START_AGAIN, UserError
 from isoscale.parallel.environment import PARENT, find
 from isoscale.parallel.hub import GO_ON
 
@@ -119,7 +119,9 @@ class _Rank:
         One that a request to stop has ended, because it came before the process could listen, has stopped on request.
         """
         code = self.process.poll()
-        return START_AGAIN if code is not None and -code in self._passed_on - {signal.SIGINT} else code
+        if code is None or -code not in self._passed_on:
+            return code
+        return INTERRUPTED if -code == signal.SIGINT else START_AGAIN
 
     @property
     def failed(self) -> bool:

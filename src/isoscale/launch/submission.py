@@ -94,7 +94,9 @@ def plan(
         _check_run(run, is_new)
     source = recipe if is_new or recipe is not None else str(run and run / "recipe.yaml")
     launch, counts = asked(load_recipe(source, overrides).recipe.launch, options, num_gpus, cluster)
-    loaded = load_recipe(source, overrides, check_components=is_own_environment(launch))
+    loaded = load_recipe(
+        source, overrides, check_components=is_own_environment(launch), world=counts.num_tasks
+    )  # fmt: skip
     folder = folder_word(loaded.name, run)
     # A new run has its recipe in its directory, so that a file that is changed while the job waits changes nothing.
     passed = [*([recipe] if recipe is not None else []), *overrides] if not is_new else []

@@ -1,7 +1,8 @@
 """The connections between processes, where the system lets us see them.
 
 Whoever waits for another process in Gloo waits until a connection closes, and Gloo has no way to be told. A connection
-that is shut from below closes for both sides.
+that is shut from below closes for both sides. Now and then (one in forty, three ranks on a busy machine) Gloo waits on,
+in `UnboundBuffer::waitSend`, although its connections are closed: then the watch ends the process.
 """
 
 import os

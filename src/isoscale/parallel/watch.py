@@ -178,7 +178,8 @@ class Watch:
         """Say why, if that is on us, and end the process."""
         if self.speaks:
             error = cause.error()
-            os.write(2, f"\nerror: {error}\n{error.traceback}".encode())
+            behind_a_bar = "\n" if os.isatty(2) else ""
+            os.write(2, f"{behind_a_bar}error: {error}\n{error.traceback}".encode())
         if self.on_abort is not None:
             last = threading.Thread(target=self.on_abort, args=(cause.message,), daemon=True)
             last.start()

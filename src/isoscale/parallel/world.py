@@ -8,6 +8,7 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -267,8 +268,17 @@ def leave() -> None:
 
 
 def end(code: int) -> None:
-    """End a failed rank with an exit code, without waiting for what its device may never finish; else do nothing."""
-    if _membership is not None and _membership.watch.cause is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    """End a rank with an exit code; a failed one without waiting for what its device may never finish.
+
+    What is due at the end of a process is done, but the interpreter is not taken apart: a thread that is inside torch
+    just then, of torch's own or waiting for a peer, would abort the process after all was well. Nothing is done where
+    there are no other ranks.
+    """
+    if _membership is None:
+        return
+    if _membership.watch.cause is None:
+        threading._shutdown()  # type: ignore[attr-defined]  # what Python does first: pools know no other sign to end
+        atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -150,7 +150,7 @@ def _last_step(run: Run, recorded: Mapping[Key, float], wanted: int | None) -> i
     return max(step for step in steps if step <= wanted)
 
 
-def _starts(run: Run) -> list[dict[str, int]]:
+def _starts(run: Run) -> list[dict[str, Any]]:
     """How long the run was meant to be, and how often it logged, from which step on."""
     record = run.record
     unknown = {"step": 0, "num_steps": record.get("num_steps"), "every": None}
@@ -207,13 +207,13 @@ def _train_again(run: Run, recorded: Mapping[Key, float], last: int) -> tuple[di
     return collector.values, decided
 
 
-def _settings(settings: Settings, start: Mapping[str, int | None]) -> Settings:
+def _settings(settings: Settings, start: Mapping[str, Any]) -> Settings:
     """The run's own, as long as it was meant to be at first; nothing is shown and nothing is sent."""
-    every = start["every"] or settings.observe.every
+    every, curve = start["every"] or settings.observe.every, start.get("curve", settings.observe.curve)
     train = settings.train
     if start["num_steps"]:
         train = train.model_copy(update={"steps": start["num_steps"], "epochs": None})
-    return replace(settings, train=train, observe=Observe(every=every, tensorboard=0))
+    return replace(settings, train=train, observe=Observe(every=every, tensorboard=0, curve=curve))
 
 
 def _decided(record: Mapping[str, Any], settings: Settings) -> Decisions:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from isoscale.errors import INTERRUPTED
 from isoscale.launch.local import launch, num_cores
 from isoscale.recipe.schema import Recipe
 from isoscale.study.scale.study import Study, lines
@@ -35,7 +36,10 @@ def complete(study: Study, say: Callable[[str], None]) -> tuple[Study, int]:
     """Measure what is missing; the study as it is then, and the exit code of the ranks that failed, or 0."""
     for repeat, ranks in study.missing:
         words = [sys.argv[0], "scale", "--run", str(study.path), "--measure", f"{ranks}:{repeat}"]
-        code = launch(ranks, words, {} if study.threads is None else {THREADS: str(study.threads)})
+        try:
+            code = launch(ranks, words, {} if study.threads is None else {THREADS: str(study.threads)})
+        except KeyboardInterrupt:  # before it listens, or after
+            code = INTERRUPTED
         before, study = len(study.measurements), Study.read(study.path)
         if code != 0:
             return study, code

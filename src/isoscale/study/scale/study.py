@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from isoscale.data.mixture import AUTO_SIZE
 from isoscale.data.shards import check_world
 from isoscale.engine.run_directory import ROOT, RunDirectory, command_line, provenance, write_aside
 from isoscale.errors import UserError
@@ -206,16 +207,20 @@ def check(recipe: Recipe, question: Question) -> None:
         global_batch(recipe, question.mode, count)
 
 
+def times(batch: int | list[int] | str, number: int) -> int | list[int] | str:
+    """A batch so many times; `auto` becomes `auto:32x4`."""
+    if isinstance(batch, str):
+        least, _, factor = batch.partition("x")
+        least = least if ":" in least else f"{least}:{AUTO_SIZE}"
+        return f"{least}x{int(factor or 1) * number}"
+    return batch * number if isinstance(batch, int) else [size * number for size in batch]
+
+
 def global_batch(recipe: Recipe, mode: Mode, num_ranks: int) -> int | list[int] | str:
     """`data.batch_size` on so many ranks."""
     batch = recipe.data.batch_size
     if mode == "weak":
-        if isinstance(batch, str):
-            raise UserError(
-                f"--weak multiplies the batch by the ranks, and data.batch_size is {batch}: give a number, such as "
-                "data.batch_size=32, or measure --strong"
-            )
-        return batch * num_ranks if isinstance(batch, int) else [size * num_ranks for size in batch]
+        return times(batch, num_ranks)
     smallest = batch if isinstance(batch, int) else min(batch) if isinstance(batch, list) else None
     if smallest is not None and smallest < num_ranks:
         raise UserError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.launch import submission
+from isoscale.launch.config import Resources
 from isoscale.launch.job_script import Array, Job
 from isoscale.recipe.load import LoadedRecipe, load_recipe
 from isoscale.recipe.schema import Launch
@@ -27,7 +28,11 @@ class Request:
         """Whether the tasks run in the environment of this process, so that components can be looked at here."""
         return submission.is_own_environment(self._launch(loaded)[0])
 
-    def _launch(self, loaded: LoadedRecipe) -> tuple[Launch, Any]:
+    def num_ranks(self, loaded: LoadedRecipe) -> int:
+        """Processes that train each point."""
+        return self._launch(loaded)[1].num_tasks
+
+    def _launch(self, loaded: LoadedRecipe) -> tuple[Launch, Resources]:
         return submission.asked(loaded.recipe.launch, self.options, self.num_gpus, self.cluster)
 
     def job(self, loaded: LoadedRecipe, name: str, run: Path | None, tasks: Sequence[int], words: Sequence[str]) -> Job:

@@ -4,7 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from isoscale.errors import UserError
 from isoscale.launch.job_script import POINTS
 from isoscale.launch.submission import prepare
 from isoscale.recipe.compare import ABSENT, LENGTHS, Difference, describe, differences, harmful
+from isoscale.recipe.importing.reading import split
 from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, load_variants
 from isoscale.recipe.problems import Problem, dotted
 from isoscale.recipe.sweep import OWN_KEYS, SECTION, choices
@@ -32,6 +33,8 @@ class Point:
     name: str
     """That of its run directory."""
     values: Values
+    words: list[str] | None = None
+    """The same as overrides of the recipe, where the values are for keys of another program's file."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Plan:
     """What each point trains, by its name."""
     points: list[Point]
     command: Sequence[str]
+    world: int | None = None
+    """The ranks of each point, which an input file of another program speaks of; None for those of this start."""
 
     def write(self, path: Path) -> "Sweep":
         """Make the directories of the sweep and of all its points; the record comes last."""
@@ -68,8 +73,14 @@ class Plan:
             "monitor": checkpoint.monitor,
             "mode": checkpoint.mode,
             "keys": list(self.points[0].values),
-            "points": [{"directory": point.name, "values": point.values} for point in self.points],
+            "world": self.world,
+            "points": [_entry(point) for point in self.points],
         }
+
+
+def _entry(point: Point) -> dict[str, Any]:
+    words = {} if point.words is None else {"words": point.words}
+    return {"directory": point.name, "values": point.values, **words}
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,13 @@ class Sweep:
     @property
     def points(self) -> list[Point]:
         """The points in the order of the sweep."""
-        return [Point(entry["directory"], entry["values"]) for entry in self.record["points"]]
+        return [Point(entry["directory"], entry["values"], entry.get("words")) for entry in self.record["points"]]
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys in which points differ, also by their names in the recipe where the sweep has others."""
+        words = [word for point in self.points for word in point.words or ()]
+        return {*self.record["keys"], *(word.removeprefix("~").partition("=")[0] for word in words)}
 
     @property
     def larger_is_better(self) -> bool:
@@ -120,8 +137,14 @@ class Sweep:
 
     def restore(self, points: Sequence[Point]) -> None:
         """Prepare those points anew whose directories somebody has removed."""
-        missing = {point.name: point.values for point in points if not Run.exists(self.folder(point))}
-        for name, loaded in load_variants(self.path / RECIPE, (), missing).items():
+        missing = [point for point in points if not Run.exists(self.folder(point))]
+        recipes = load_variants(
+            self.path / RECIPE, (), {point.name: point.values for point in missing if point.words is None}
+        )
+        recipes |= {
+            point.name: load_recipe(self.path / RECIPE, point.words) for point in missing if point.words is not None
+        }
+        for name, loaded in recipes.items():
             prepare(self.path / name, loaded)
 
     def is_complete(self, point: Point) -> bool:
@@ -132,16 +155,27 @@ class Sweep:
         return (wanted.epochs, wanted.steps) == (trained.epochs, trained.steps)
 
 
-def plan(recipe: str | None, words: Sequence[str], command: Sequence[str], check_components: bool = True) -> Plan:
+def plan(
+    recipe: str | None, words: Sequence[str], command: Sequence[str], check_components: bool = True,
+    world: int | None = None,
+) -> Plan:  # fmt: skip
     """Check a recipe at every point of its sweep; `words` are overrides, also such as `seed=0,1,2`."""
     overrides = with_lists(words)
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides, world=world)
     values = points_of(loaded)
     points = [Point(*pair) for pair in zip(names_of(values), values, strict=True)]
     by_name = {point.name: point.values for point in points}
-    recipes = load_variants(recipe, overrides, by_name, check_components=check_components)
+    recipes = load_variants(recipe, overrides, by_name, check_components=check_components, world=world)
     _check_different(points, recipes)
-    return Plan(loaded, recipes, points, command)
+    return Plan(loaded, recipes, [_in_words(point, loaded, recipes) for point in points], command, world)
+
+
+def _in_words(point: Point, loaded: LoadedRecipe, recipes: Mapping[str, LoadedRecipe]) -> Point:
+    """A point with what it sets in the recipe, where its own keys mean nothing there."""
+    if not split(point.values)[0]:
+        return point
+    changes = differences(loaded.values, recipes[point.name].values)
+    return replace(point, words=[_as_word(change) for change in changes])
 
 
 def with_lists(words: Sequence[str]) -> list[str]:
@@ -195,9 +229,11 @@ def reopen(path: Path, recipe: str | None, words: Sequence[str]) -> Sweep:
     if recipe is None and not words:
         return sweep
     stored = load_resolved(path / RECIPE)
-    wanted = load_recipe(str(path / RECIPE) if recipe is None else recipe, with_lists(words))
+    wanted = load_recipe(
+        str(path / RECIPE) if recipe is None else recipe, with_lists(words), world=sweep.record.get("world")
+    )
     changes = differences(*({**loaded.values, SECTION: _section(loaded)} for loaded in (stored, wanted)))
-    refused = [*harmful(changes), *(change for change in changes if dotted(change.path) in sweep.record["keys"])]
+    refused = [*harmful(changes), *(change for change in changes if dotted(change.path) in sweep.keys)]
     if refused:
         raise UserError(
             f"{path} holds a sweep of another recipe:\n{describe(refused)}\n"
