@@ -38,6 +38,12 @@ def real_data() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing that tests compute stays in the user's cache, and nothing in there is taken for theirs."""
+    os.environ["ISOSCALE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _one_thread_in_each_subprocess() -> None:
     """Two test workers share the cores; torch reads its own thread count first, so that this process keeps it."""
     import torch

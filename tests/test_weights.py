@@ -185,6 +185,7 @@ def test_an_exclusion_of_nothing_or_of_everything_is_a_mistake(exclude: str, wor
 
 
 @pytest.mark.parametrize("what", ["arguments", "module"])
+@pytest.mark.slow
 def test_a_file_that_holds_objects_is_refused_with_a_command_that_works(what: str, tmp_path: Path):
     network = small()
     more = {"state_dict": network.state_dict(), "hyper_parameters": argparse.Namespace(width=4)}

@@ -17,6 +17,7 @@ from isoscale.engine.settings import Settings
 from isoscale.engine.show import sample
 from isoscale.engine.stage import Stage
 from isoscale.engine.task import Task
+from isoscale.engine.training_data import adapted
 from isoscale.errors import UserError
 from isoscale.observe.events import Layer
 from isoscale.recipe.components import data_spec, instantiate, task_spec
@@ -62,7 +63,7 @@ def layers_of_recipe(loaded: LoadedRecipe) -> Described:
     def predict() -> None:
         try:
             with precision.applied():
-                _predict(task, _two_samples(recipe, precision))
+                _predict(task, _two_samples(task, recipe, precision))
         except Exception as error:
             reasons.append(_in_one_line(error))
             raise
@@ -71,11 +72,11 @@ def layers_of_recipe(loaded: LoadedRecipe) -> Described:
     return Described(loaded.name, layers, "".join(reasons))
 
 
-def _two_samples(recipe: Recipe, precision: Precision) -> Batch:
+def _two_samples(task: nn.Module, recipe: Recipe, precision: Precision) -> Batch:
     """Training samples as the network sees them."""
     transforms = [instantiate(transform) for transform in recipe.data.transforms]
     settings = Settings(seed=recipe.seed, data=recipe.data)
-    role = RoleMaker(instantiate(data_spec(recipe.data)), settings, _CPU).train()
+    role = RoleMaker(adapted(task, instantiate(data_spec(recipe.data))), settings, _CPU).train()
     return sample(role.source, 2, transforms, _CPU.device, precision.dtype)
 
 

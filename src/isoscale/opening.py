@@ -10,6 +10,7 @@ from isoscale.errors import UserError
 from isoscale.launch import stretches
 from isoscale.parallel import environment, preflight, world
 from isoscale.recipe.compare import describe, differences, harmful
+from isoscale.recipe.importing.reading import split
 from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved
 from isoscale.session import Given, Session
 
@@ -53,6 +54,7 @@ def _opened(
 ) -> Session:
     session = _found(source, overrides, run, given, save, profile)
     session.notes += [note] if (note := session.loaded.sweep_note) else []
+    session.notes += session.loaded.notes
     return session
 
 
@@ -71,35 +73,55 @@ def _found(
     if not save:
         return Session(loaded, None, given=given, profile=profile)
     job = stretches.slurm_job()
-    interrupted = _interrupted(loaded, job, given) if directory is None and job else None
+    interrupted = _interrupted(source, overrides, loaded.name, job, given) if directory is None and job else None
     if interrupted is not None:
         return _continued(source, overrides, interrupted, given, profile)
     return Session(loaded, directory or RunDirectory.fresh(loaded.name, job), given=given, profile=profile)
 
 
-def _interrupted(loaded: LoadedRecipe, job: str, given: Given | None) -> RunDirectory | None:
+def _interrupted(
+    source: SOURCE_TYPES, overrides: Any, name: str, job: str, given: Given | None
+) -> RunDirectory | None:  # fmt: skip
     """The run that a job trained with this recipe before it was put back into the queue."""
     task = type(given.task).__qualname__ if given else None
-    for directory in RunDirectory.of_job(loaded.name, job):
+    for directory in RunDirectory.of_job(name, job):
         record = directory.read() if directory.exists else {}
-        is_from_before = stretches.is_from_before(record.get("stretches", [])) and record.get("given") == task
-        if is_from_before and not harmful(differences(load_resolved(directory.recipe).values, loaded.values)):
+        if not stretches.is_from_before(record.get("stretches", [])) or record.get("given") != task:
+            continue
+        wanted = load_recipe(source, overrides, world=_first_world(record))
+        if not harmful(differences(load_resolved(directory.recipe).values, wanted.values)):
             return directory
     return None
+
+
+def _first_world(record: dict[str, Any]) -> int | None:
+    """The ranks with which a run was started first, if it was: another program's file gives each of them a batch."""
+    world = record.get("decided", {}).get("first_world")
+    return None if world is None else int(world)
 
 
 def _continued(
     source: SOURCE_TYPES, overrides: Any, directory: RunDirectory, given: Given | None, profile: bool
 ) -> Session:
     """Continue a run, refusing changes that would make it another one."""
-    made_in_python = directory.read().get("given")
+    record = directory.read()
+    made_in_python = record.get("given")
     if made_in_python and given is None:
         raise UserError(
             f"the task of this run, {made_in_python}, was given in Python; go on there: "
             f"isoscale.Trainer(recipe, run={str(directory.path)!r}).fit(task, data)"
         )
+    foreign = list(split(overrides)[0]) if source is None else []
+    if foreign:
+        raise UserError(
+            f"{foreign[0]} is a word of an input file of another program: name the file as well, as in "
+            f"isoscale train --run {directory.path} input.json {foreign[0]}"
+        )
     stored = load_resolved(directory.recipe)
-    wanted = load_recipe(directory.recipe if source is None else source, overrides, check_components=given is None)
+    wanted = load_recipe(
+        directory.recipe if source is None else source, overrides, check_components=given is None,
+        world=_first_world(record),
+    )  # fmt: skip
     changes = [change for change in differences(stored.values, wanted.values) if change.path != ("name",)]
     refused = harmful(changes)
     if refused:
@@ -115,5 +137,5 @@ def _continued(
         path: stored.origins.get(path, where) if where.startswith(own) else where
         for path, where in wanted.origins.items()
     }
-    loaded = LoadedRecipe(wanted.recipe, wanted.values, origins, directory.read().get("name") or stored.name)
+    loaded = LoadedRecipe(wanted.recipe, wanted.values, origins, record.get("name") or stored.name)
     return Session(loaded, directory, notes, given, profile=profile)

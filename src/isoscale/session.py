@@ -8,7 +8,7 @@ import socket
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,9 @@ from isoscale.errors import PeerFailed, Stopped, UserError
 from isoscale.launch import stretches
 from isoscale.launch.submission import SUBMITTED
 from isoscale.observe.events import Ended, Observer, Started
+from isoscale.observe.learning_curve import LearningCurve
 from isoscale.observe.loggers.background import Background
-from isoscale.observe.metric_log import MetricLog
+from isoscale.observe.metric_log import MetricLog, read_metrics
 from isoscale.observe.observers import Observers
 from isoscale.observe.profile import profile_lines, rank_lines
 from isoscale.observe.tensorboard import TensorBoard
@@ -51,6 +52,7 @@ from isoscale.recipe.loggers import build_loggers, send_command
 from isoscale.recipe.schema import InitFrom, Recipe
 from isoscale.recipe.tree import flat
 from isoscale.summary import continue_command, end_rows, next_commands, start_rows
+from isoscale.system_table import system_lines
 from isoscale.weights import start_from
 
 MOST_ROLLBACKS = 20
@@ -93,6 +95,8 @@ class Session:
     """Whether the directory was made for a job or a sweep, and is not this start's to remove."""
     _began: float | None = field(default=None, init=False)
     """When training began, for the ledger; one that goes back to a checkpoint has begun before."""
+    _listening: ExitStack = field(default_factory=ExitStack, init=False)
+    """From the first step until the end is written down: to be told to stop once more must not disturb that."""
 
     @property
     def recipe(self) -> Recipe:
@@ -111,12 +115,16 @@ class Session:
     def train(self) -> "Session":
         """Train to the end, or to where someone asks to stop; nobody else may train in the directory meanwhile."""
         timeout = self.recipe.parallel.timeout
-        with world.guarded(on_abort=lambda why: self._record(status="failed", message=why), timeout=timeout):
+        with self._listening, world.guarded(on_abort=self._give_up, timeout=timeout):
             with RunLock(self.directory.path, self.notes.append) if self.directory else nullcontext():
                 while not self._start():
                     pass  # it went back to the last checkpoint
             self.ranks.any(False, "the end of all ranks")  # who goes on from here finds the run complete
         return self
+
+    def _give_up(self, why: str) -> None:
+        """Write down why this process ends while its main thread is stuck."""
+        self._record(status="failed", message=why, **self._ended_stretch("failed"))
 
     def _start(self) -> bool:
         """Train from the last checkpoint on; False when it has to be done again from there."""
@@ -171,8 +179,8 @@ class Session:
             self.settings, decided, observers, self.directory, metric_log, self.profile, self.ranks,
             self.where is not None,
         )  # fmt: skip
-        # asked for on the way back to a checkpoint, or before anybody listened
-        engine.stop.reason = before.stop.reason if before is not None else early_stop.asked()
+        if before is not None:
+            engine.stop.reason = before.stop.reason  # asked for on the way back to a checkpoint
         engine.rolled_back = [(first, last) for first, last in record.get("rolled_back", [])]
         try:
             # Guarded here, so that what is written down is the reason on whichever rank.
@@ -180,6 +188,7 @@ class Session:
                 self._fit(observers, record, state)
         except _WentBack:
             engine.release()
+            self._listening.close()
             return False
         except Stopped as stopped:
             self._end(observers, "stopped", str(stopped))
@@ -203,6 +212,9 @@ class Session:
         if state is not None:
             engine.restore(state)
         self._begin(observers, state is not None)
+        if self.where is not None:
+            self._listening.enter_context(engine.stop.listening(aloud=self.ranks.is_first))
+        engine.stop.reason = engine.stop.reason or early_stop.asked()  # where nobody listened
         try:
             engine.fit()
         except NotFinite as error:  # on all ranks alike
@@ -343,10 +355,22 @@ class Session:
             observers.note("several ranks share a device: sums over ranks go through the host, over Gloo", "warning")
         self._record(layers=[asdict(layer) for layer in layers], ranks=self.ranks.world, hosts=list(self.ranks.hosts),
                      map=rank_map(self.ranks.facts, engine.decided.threads))  # fmt: skip
+        self._open_curve(observers)
         if continued and engine.progress.step >= plan.num_steps:
             observers.note(f"this run is complete: all its {plan.num_steps:,} steps are done")
         observers.notify(Started(name, where, rows, engine.progress.step, plan.num_steps,
-                                 plan.batches.steps_per_epoch, flat(self.loaded.values), layers))  # fmt: skip
+                                 plan.batches.steps_per_epoch, flat(self.loaded.values), layers,
+                                 tuple(system_lines(engine.train, engine.val))))  # fmt: skip
+
+    def _open_curve(self, observers: Observers) -> None:
+        """The learning curve, with what was logged before this start."""
+        section, engine = self.recipe.observe, self.engine
+        if self.directory and section.curve:
+            columns = getattr(engine.parts.task, "curve_columns", {})
+            validated = engine.plan.evaluate.unit != "never"
+            history = read_metrics(self.directory.metrics)
+            path = self.directory.path / section.curve
+            observers.add(LearningCurve(path, section.every, columns, validated, history))
 
     def _stretches(self) -> list[stretches.Stretch]:
         return list(self.directory.read().get("stretches", [])) if self.directory else []
@@ -354,11 +378,13 @@ class Session:
     def _hosts(self) -> Sequence[str]:
         return [socket.gethostname()] if self.ranks.alone else self.ranks.hosts
 
-    def _starts(self) -> list[dict[str, int]]:
+    def _starts(self) -> list[dict[str, Any]]:
         """From which steps on the run was so long and logged so often; what a later start did anew does not count."""
         engine = self.engine
         before = self.directory.read().get("starts", []) if self.directory else []
-        own = {"step": engine.progress.step, "num_steps": engine.plan.num_steps, "every": self.recipe.observe.every}
+        observe = self.recipe.observe
+        own = {"step": engine.progress.step, "num_steps": engine.plan.num_steps, "every": observe.every,
+               "curve": observe.curve}  # fmt: skip
         return [*(start for start in before if start["step"] < own["step"]), own]
 
     def _fail(self, observers: Observers, error: BaseException) -> None:
@@ -393,12 +419,7 @@ class Session:
         if best is not None:
             values["epoch"] = progress.step // engine.train.plan.steps_per_epoch
             values["best"] = {"name": best.monitor, "value": best.value, "step": best.step}
-        if self._began is not None:
-            seconds = time.monotonic() - self._began
-            values["stretches"] = stretches.ended(
-                self._stretches(), status, progress.step, seconds, _peak_memory(engine)
-            )
-        self._record(**values)
+        self._record(**values, **self._ended_stretch(status))
         if engine.profile is not None and engine.started:
             self._report_profile(observers, engine.profile)
         if status != "failed":
@@ -408,6 +429,13 @@ class Session:
             return
         for logger in self._loggers:  # the console and log.txt tell a failure in their own way
             logger.notify(Ended(status, progress.step))
+
+    def _ended_stretch(self, status: str) -> dict[str, Any]:
+        """The ledger for the record; nothing where training had not begun."""
+        if self._began is None:
+            return {}
+        step, seconds = self.engine.progress.step, time.monotonic() - self._began
+        return {"stretches": stretches.ended(self._stretches(), status, step, seconds, _peak_memory(self.engine))}
 
     def _report_profile(self, observers: Observers, profile: Profile) -> None:
         actions = profile.actions()
@@ -439,7 +467,7 @@ class Session:
         if role is None:
             return {}
         with engine.parts.precision.applied():
-            return engine.evaluate(role_name, role)
+            return engine.evaluations.measure(role_name, role)
 
 
 def _leave_weights(task: nn.Module) -> None:

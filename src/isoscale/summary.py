@@ -2,13 +2,17 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import torch
 
 from isoscale.data.quality import describe_windows
 from isoscale.data.window_order import WindowOrder
 from isoscale.engine.memory import size
 from isoscale.observe.text import duration, number, plain_number
 from isoscale.parallel import environment
+from isoscale.parallel.facts import Facts
 from isoscale.parallel.preflight import NAMES
 from isoscale.rank_map import rank_rows
 
@@ -26,18 +30,24 @@ def start_rows(session: "Session") -> list[tuple[str, str]]:
     num_steps = engine.plan.num_steps
     count = sum(parameter.numel() for parameter in parts.task.parameters())
     val = f", {len(engine.val.source):,} validation" if engine.val else ""
+    batch = batch_words(plan.batch_size, session.ranks.world)
     return [
-        ("device", parts.accelerator.description),
+        ("device", f"{parts.accelerator.description}{_of_visible(session)}"),
         *_ranks(session),
         ("precision", parts.precision.name),
         ("program", _program(engine)),
         ("model", f"{type(getattr(parts.task, 'model', parts.task)).__name__}, {count:,} parameters"),
         ("data", f"{len(engine.train.source):,} training{val} samples, on the {engine.train.residency}"),
         *_order(engine),
-        ("batch", f"{plan.batch_size:,} samples, {counted(plan.steps_per_epoch, 'step')} an epoch"),
+        ("batch", f"{batch}, {counted(plan.steps_per_epoch, 'step')} an epoch"),
         ("length", f"{counted(num_steps, 'step')}, {counted(num_steps / plan.steps_per_epoch, 'epoch')}"),
         ("seed", str(recipe.seed)),
     ]
+
+
+def batch_words(size: int, world: int) -> str:
+    """How large a batch is, and whether there is something in it for all ranks."""
+    return f"{counted(size, 'sample')}{f' (for {size} of {world} ranks; others wait)' if size < world else ''}"
 
 
 def _ranks(session: "Session") -> list[tuple[str, str]]:
@@ -52,7 +62,22 @@ def _ranks(session: "Session") -> list[tuple[str, str]]:
     return [
         ("ranks", f"{ranks.world}{on}, {decided.reduce} reduction over {through}"),
         *rank_rows(ranks.facts, decided.threads),
+        *visible_rows(ranks.facts),
     ]
+
+
+def _of_visible(session: "Session") -> str:
+    """How many devices one process leaves idle, which is easily not meant."""
+    kind = session.engine.parts.accelerator.kind
+    count = torch.accelerator.device_count() if session.ranks.alone and kind in ("cuda", "xpu") else 1
+    return f", 1 of {count} visible" if count > 1 else ""
+
+
+def visible_rows(facts: Sequence[Facts]) -> list[tuple[str, str]]:
+    """The variables that hide devices from ranks, where they are set."""
+    found = {each.visible for each in facts}
+    words = found.pop() if len(found) == 1 else "not the same on all ranks, see run.json"
+    return [("visible", words)] if words else []
 
 
 def _order(engine: "Engine") -> list[tuple[str, str]]:
@@ -96,15 +121,19 @@ def next_commands(session: "Session", status: str) -> list[tuple[str, str]]:
         return [("go on", continue_command(session))]
     commands = []
     if not session.given:
-        commands = [
-            ("test it", f"isoscale test {path}"),
-            ("train longer", f"{continue_command(session)} {longer(session)}"),
-        ]
+        commands = [*_tests(session, path), ("train longer", f"{continue_command(session)} {longer(session)}")]
     if session.recipe.observe.tensorboard:
         commands.append(("curves", f"isoscale tensorboard {path}"))
     if not session.given:
         commands.append(("report", f"isoscale report {path}"))
     return commands
+
+
+def _tests(session: "Session", path: str) -> list[tuple[str, str]]:
+    """How to measure the best weights, on whichever data there is."""
+    engine = session.engine
+    role = "" if engine.has_test else " --role val"
+    return [("test it", f"isoscale test {path}{role}")] if engine.has_test or engine.val else []
 
 
 def continue_command(session: "Session") -> str:

@@ -19,6 +19,8 @@ from isoscale.errors import UserError
 from isoscale.recipe.problems import nearest
 from isoscale.recipe.schema import InitFrom
 
+Translate = Callable[[Any], Mapping[str, Tensor] | None]
+"""From what a file holds to weights by the names of a task; None where it is not known."""
 KEYS = ("state_dict", "model_state_dict", "model")
 """Where files that hold more than weights keep them."""
 COUNTER = ".num_batches_tracked"
@@ -31,7 +33,7 @@ def start_from(init: InitFrom, task: nn.Module, say: Callable[[str], None]) -> N
     """Copy weights into a task, leaving out what is excluded; `say` is told where names had to be changed."""
     own, _ = ModuleState(task).state()
     saved = task.state_dict().keys()
-    weights = load_weights(init.run)
+    weights = load_weights(init.run, getattr(task, "weights_from", None))
     _check_patterns(init.exclude, own.keys() | weights.keys())
     wanted = {name for name in own if not _matches(name, init.exclude)}
     given = {name: tensor for name, tensor in weights.items() if not _matches(name, init.exclude)}
@@ -121,8 +123,11 @@ def _copy(task: nn.Module, weights: Mapping[str, Tensor], exclude: frozenset[str
         ) from None
 
 
-def load_weights(where: str) -> dict[str, Tensor]:
-    """Weights of a run, a checkpoint, a .safetensors file, or a file of torch (read without running code from it)."""
+def load_weights(where: str, translate: Translate | None = None) -> dict[str, Tensor]:
+    """Weights of a run, a checkpoint, a .safetensors file, or a file of torch (read without running code from it).
+
+    `translate` gets at those of other programs, where it knows what a file of torch holds.
+    """
     from isoscale.run import Run
 
     path = Path(where)
@@ -132,7 +137,12 @@ def load_weights(where: str) -> dict[str, Tensor]:
         return read_weights(path)
     if not path.is_file():
         raise UserError(f"task.init_from: there is no run, checkpoint or file of weights at {where}")
-    return _by_name(_read(path), where)
+    found = _read(path)
+    try:
+        translated = translate(found) if translate is not None else None
+    except UserError as error:
+        raise UserError(f"task.init_from: {where}: {error}") from None
+    return dict(translated) if translated is not None else _by_name(found, where)
 
 
 def _read(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """Mixtures: every batch from one system, drawn by the step alone, each system without replacement."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import isoscale
 from isoscale.data.batches import BatchPlan
 from isoscale.data.mixture import (
+    DrawnOrder,
     Mixture,
     MixturePlan,
     OneAfterTheOther,
@@ -21,6 +23,7 @@ from isoscale.data.mixture import (
     system_batch_sizes,
     system_probabilities,
 )
+from isoscale.data.order import Order
 from isoscale.data.sources import TensorSource
 from isoscale.errors import UserError
 from tests.helpers import QUIET, sha, timeless
@@ -63,6 +66,8 @@ class TestProbabilities:
             ("sizes", "is not uniform, size"),
             ("uniform;0:1:1", "is not uniform, size"),
             ("size;0:1", "is not start:stop:weight"),
+            ("size;0:1:0;1:2:0", "not all 0"),
+            ("size;0:1:-1;1:2:2", "must not be negative"),
             ("size;5:7:1", "holds none of the 2 systems"),
             ([1.0], "expected 2 numbers"),
             ([1.0, -1.0], "not negative"),
@@ -81,6 +86,7 @@ class TestBatchSizes:
         assert system_batch_sizes(systems, [3, 4, 5]) == [3, 4, 5]
         assert system_batch_sizes(systems, "auto") == [16, 11, 5]  # 32 atoms at least, with 2, 3 and 4 atoms a sample
         assert system_batch_sizes(systems, "auto:6") == [3, 2, 2]
+        assert system_batch_sizes(systems, "auto:6x2") == [6, 4, 4]
 
     def test_a_list_of_another_length_is_refused(self) -> None:
         with pytest.raises(UserError, match="lists 2 batches, but there are 3 systems"):
@@ -96,6 +102,15 @@ class TestPlan:
         before = fresh.counts(max(0, step - 50)) + np.bincount(systems, minlength=3)
         assert draws.counts(step).tolist() == before.tolist()
         assert draws.counts(step).sum() == step
+
+    def test_threads_that_count_at_the_same_time_find_the_same(self) -> None:
+        probabilities, last = system_probabilities("uniform", [3, 5, 4]), 400_000
+        wanted = RandomDraws(1, probabilities).counts(last).tolist()
+        for _ in range(5):
+            draws = RandomDraws(1, probabilities)
+            with ThreadPoolExecutor(2) as pool:
+                found = list(pool.map(lambda step: draws.counts(step).tolist(), (last, last)))  # noqa: B023
+            assert found == [wanted, wanted]
 
     def test_systems_come_as_often_as_they_should(self) -> None:
         share = RandomDraws(0, np.array([0.2, 0.5, 0.3])).counts(20_000) / 20_000
@@ -205,6 +220,13 @@ class TestTraining:
         with pytest.raises(UserError, match="is for a mixture of systems; give one number"):
             isoscale.Trainer(recipe, run=tmp_path / "run").fit(Sizes(), {"input": torch.ones(9, 1)})
 
+    def test_batches_of_each_system_are_those_of_training(self, tmp_path: Path) -> None:
+        task = Sizes()
+        sources = isoscale.Sources(train=mixture(self.LENGTHS), val=mixture([5]))
+        keys = {**QUIET, "data.batch_size": [4, 8, 3], "train.epochs": None, "train.steps": 3}
+        isoscale.Trainer({}, run=tmp_path / "run", **keys).fit(task, sources)
+        assert sorted(row for _, rows in task.checked[-1:] for row in rows) == list(range(5))
+
     def test_a_recipe_can_name_systems(self, tmp_path: Path) -> None:
         for number in (1, 2):
             np.savez(tmp_path / f"{number}.npz", input=np.ones((12, 4)), target=np.ones((12, number)))
@@ -218,3 +240,32 @@ class TestTraining:
         parts = isoscale.Sources(train=torch.ones(3, 1), val=torch.ones(2, 1))
         found = Systems([parts], [parts])
         assert len(found.train) == 3 and len(found.val) == 2 and found.test is None  # type: ignore[arg-type]
+
+
+class TestSystemsOfOneShape:
+    @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 5), st.integers(0, 9000))
+    def test_samples_come_as_they_do_one_system_at_a_time(self, passes: list[int], size: int, step: int) -> None:
+        lengths = [size * count for count in passes]
+        plan = plan_of(lengths, [size] * len(lengths), weights="size")
+        orders = [Order(length, 3, purpose=f"order of system {number}") for number, length in enumerate(lengths)]
+        starts = [0, *np.cumsum(lengths)[:-1].tolist()]
+        drawn = DrawnOrder(plan._draws, orders, starts, size)  # type: ignore[arg-type]
+        expected = []
+        for number in range(step, step + 7):
+            system, before = plan.where(number)
+            expected.append(orders[system].indices(plan.plans[system].place(before), size) + starts[system])
+        assert drawn.indices(step * size, 7 * size).tolist() == torch.cat(expected).tolist()
+
+    def test_a_launch_of_several_steps_is_the_training_of_single_ones(self, tmp_path: Path) -> None:
+        """With a source for all samples, and without: the same steps on the same samples."""
+        rows = {"input": torch.randn(24, 3), "target": torch.randint(0, 2, (24,))}
+        parts = [{key: value[start:stop] for key, value in rows.items()} for start, stop in ((0, 8), (8, 24))]
+        found = []
+        for name, joined in (("apart", None), ("joined", TensorSource(rows))):
+            torch.manual_seed(0)
+            task = isoscale.Supervised(nn.Linear(3, 2), "cross_entropy")
+            data = isoscale.Sources(train=Mixture(parts, "size", joined))
+            keys = {**QUIET, "data.batch_size": 4, "train.epochs": 3}
+            run = isoscale.Trainer({}, run=tmp_path / name, **keys).fit(task, data)
+            found.append((sha(run), timeless(run)))
+        assert found[0] == found[1]

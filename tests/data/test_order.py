@@ -231,6 +231,7 @@ def test_a_number_of_samples_out_of_range_is_refused_with_the_number(num_samples
         Order(num_samples, seed=0)
 
 
+@pytest.mark.slow
 def test_the_passes_of_a_device_suffice_for_every_number_of_samples():
     for num_samples in range(1, 3001):
         order = Order(num_samples, seed=num_samples)

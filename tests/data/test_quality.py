@@ -25,6 +25,7 @@ def test_no_shuffle_has_a_quality_near_zero(batch_size):
     assert shuffle_quality(Order(num_samples, 0, shuffle=False), num_samples, batch_size) < 2 / batch_size
 
 
+@pytest.mark.slow
 def test_a_larger_window_has_a_better_quality_up_to_that_of_an_exact_shuffle():
     num_samples = 10**6
     windows = [WindowOrder(num_samples, 0, 1000, blocks) for blocks in (1, 4, 16, 64, 256, 1000)]

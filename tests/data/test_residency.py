@@ -124,6 +124,7 @@ def plans(draw: st.DrawFn) -> BatchPlan:
 @pytest.mark.parametrize("kind", [HostFeed, RowFeed])
 @settings(max_examples=60, suppress_health_check=[HealthCheck.differing_executors])
 @given(plans(), st.lists(st.integers(0, 300), min_size=1, max_size=5), st.integers(0, 9))
+@pytest.mark.slow
 def test_device_and_host_deliver_the_same_parts_from_any_step_on(kind, plan, starts, seed):
     device, host = feed_of(DeviceFeed, plan, seed=seed), feed_of(kind, plan, seed=seed)
     try:

@@ -110,6 +110,7 @@ def test_snapshots_are_counted_as_numbers(tmp_path: Path):
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5), files=st.integers(1, 40), memory=st.integers(1, 4000)
 )
+@pytest.mark.slow
 def test_any_lengths_into_any_number_of_files(tmp_path_factory: Any, lengths: list[int], files: int, memory: int):
     folder = tmp_path_factory.mktemp("any") / "data"
     make_inputs(folder, [(length,) for length in lengths])

@@ -2,6 +2,7 @@
 
 import faulthandler
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -29,7 +30,7 @@ from isoscale.data.order import Order
 from isoscale.data.samples import InProcess
 from isoscale.data.shared_memory import ALIGNMENT, Packed, pack, unpack
 from isoscale.data.sources import DatasetSource, Source, Subset
-from isoscale.data.workers import WorkerPool, count_workers, start_method, why_not_sent
+from isoscale.data.workers import Worker, WorkerPool, count_workers, end_workers, start_method, why_not_sent
 from isoscale.engine.checkpoint import read
 from isoscale.errors import UserError
 from tests.helpers import QUIET, cli, command, sha, timeless
@@ -467,6 +468,21 @@ def test_a_script_that_ends_without_closing_its_feed_does_not_hang(folder: Path)
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (4, "script\nread\n")
     wait_until(lambda: not processes_of(process.pid), 5)
+
+
+def test_all_workers_end_though_another_thread_has_learned_first_that_one_did(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "GRACE_SECONDS", 0.1)
+    context = multiprocessing.get_context("fork")
+    both = []
+    for _ in range(2):
+        process = context.Process(target=time.sleep, args=(100,))
+        process.start()
+        both.append(Worker(process, context.Pipe()[0]))
+    pids = [worker.process.pid for worker in both]
+    os.kill(pids[0], signal.SIGKILL)
+    os.waitpid(pids[0], 0)  # as a thread does that waits for the exit code, before it has written it down
+    end_workers(both, context.RawValue("q", 0))
+    assert not both and not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 class Pair(NamedTuple):

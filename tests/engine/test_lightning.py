@@ -140,6 +140,7 @@ def test_lightnings_recurrent_network_reaches_the_same_weights(tmp_path: Path) -
         modules.WarmUp,
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_a_classifier_reaches_the_same_weights_and_metrics(make: Any, tmp_path: Path) -> None:
     ours, theirs, run, trainer = both(make, tmp_path, epochs=5)
     assert_same_weights(ours, theirs)

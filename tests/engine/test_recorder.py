@@ -133,3 +133,39 @@ def test_more_names_than_there_is_room_for_are_refused_with_the_name() -> None:
         recorder.add("one_more", Pair.of_mean(torch.tensor(1.0), 1))
     found = means(recorder.read(torch.ones(())).pairs())
     assert found == {f"metric_{number}": float(number) for number in range(MAX_NAMES - 1)}
+
+
+def test_roots_are_taken_of_the_mean_over_all_and_survive_a_restart() -> None:
+    recorder = Recorder(torch.device("cpu"))
+    recorder.roots.add("rmse")
+    for total, weight in ((9.0, 1.0), (1.0, 1.0), (2.0, 2.0)):
+        recorder.add("rmse", Pair(torch.tensor(total), weight))
+        recorder.add("mse", Pair(torch.tensor(total), weight))
+    again = Recorder(torch.device("cpu"))
+    again.load(*recorder.state())
+    for each in (recorder, again):
+        assert each.shown(means(each.read().pairs())) == {"rmse": 3.0**0.5, "mse": 3.0}
+    assert again.shown({"rmse": -1e-30})["rmse"] == 0.0
+
+
+@given(entries, entries)
+def test_ranks_that_met_names_in_another_order_add_up_the_same_ones(ours: Entries, theirs: Entries) -> None:
+    ranks = [(Recorder(CPU), found) for found in (ours, theirs)]
+    shards = []
+    for recorder, found in ranks:
+        shards.append(recorder.begin_shard())
+        add(recorder, found)
+    every = [recorder.recorded for recorder, _ in ranks]
+    for (recorder, _), shard in zip(ranks, shards, strict=True):
+        recorder.agree(every, [shard])
+    for recorder, _ in ranks:
+        recorder.end_shards(shards[0] + shards[1])
+        assert means(recorder.read().pairs()) == pytest.approx(expected(ours + theirs), rel=1e-9, abs=1e-6)
+
+
+def test_a_rank_without_samples_shows_roots_as_others_do() -> None:
+    other, recorder = Recorder(CPU), Recorder(CPU)
+    other.roots.add("rmse")
+    add(other, [("rmse", 4.0, 2, False)])
+    recorder.agree([other.recorded])
+    assert recorder.names == ["rmse"] and recorder.shown({"rmse": 4.0}) == {"rmse": 2.0}

@@ -204,6 +204,39 @@ def test_only_plateau_listens_to_metrics() -> None:
 
 def test_loss_weights_move_linearly_from_start_to_end() -> None:
     moving = LossWeight(start=2.0, end=10.0)
-    assert [loss_weight(moving, step, 5) for step in range(6)] == [2.0, 4.0, 6.0, 8.0, 10.0, 10.0]
-    assert loss_weight(moving, 0, 1) == 2.0
-    assert loss_weight(3, 17, 20) == 3.0
+    rate = constant(num_steps=5)
+    assert [loss_weight(moving, step, rate) for step in range(6)] == [2.0, 4.0, 6.0, 8.0, 10.0, 10.0]
+    assert loss_weight(moving, 0, constant(num_steps=1)) == 2.0
+    assert loss_weight(3, 17, rate) == 3.0
+
+
+def constant(num_steps: int) -> LearningRate:
+    return LearningRate.make(Schedule(), LR, 64, num_steps)
+
+
+def test_loss_weights_may_follow_the_learning_rate() -> None:
+    section = Schedule(name="exponential", end=1e-6, every=7, scale="linear", base_batch_size=32)
+    rate = LearningRate.make(section, LR, 64, STEPS)
+    falling = LossWeight(start=1000.0, end=1.0, follows="rate")
+    assert loss_weight(falling, 0, rate) == 1000.0
+    for step in range(STEPS):
+        assert loss_weight(falling, step, rate) == pytest.approx(1 + 999 * rate(step) / (2 * LR))
+
+
+def test_a_staircase_reaches_its_end() -> None:
+    found = curve(name="exponential", end=LR / 1000, every=7)
+    ratio = 0.001 ** (7 / STEPS)
+    assert found == [pytest.approx(max(LR * ratio ** (step // 7), LR / 1000)) for step in range(STEPS)]
+    assert len(set(found)) == math.ceil(STEPS / 7)
+    whole = curve(name="exponential", end=LR / 1000, every=10)
+    assert whole[-1] == pytest.approx(LR / 1000 / 0.001 ** (10 / STEPS))
+
+
+def test_drops_come_after_as_many_samples_as_with_the_smaller_batch() -> None:
+    small = curve(name="step", gamma=0.5, every=20, warmup=8, batch_size=32)
+    large = curve(name="step", gamma=0.5, every=20, warmup=8, batch_size=128, scale_steps=True, base_batch_size=32)
+    assert large[2:25] == small[8:100:4]
+    drops = curve(name="step", gamma=0.5, milestones=[40, 80], batch_size=64, scale_steps=True, base_batch_size=32)
+    assert (drops[19], drops[20], drops[40]) == (LR, LR / 2, LR / 4)
+    with pytest.raises(ValidationError, match="scale_steps needs base_batch_size"):
+        Schedule(scale_steps=True)

@@ -56,6 +56,7 @@ class TestExhibits:
         matrix = evaluations[-1].exhibits["val/confusion"]
         assert isinstance(matrix, Matrix) and matrix.counts.sum() == 179
 
+    @pytest.mark.slow
     def test_they_change_nothing(self, tmp_path: Path) -> None:
         plain = train(tmp_path / "plain", train__epochs=2)
         looked_at = train(tmp_path / "shown", train__epochs=2, observe__tensorboard=2)
@@ -226,6 +227,18 @@ class TestLayers:
         assert [layer.name for layer in visible(layers, 2)] == ["0", "2"]
         assert "18 of the parameters are not trained" in layer_lines(layers)[-1]
         assert sum(layer.num_parameters for layer in visible(layers, 12)) == layers[0].num_parameters
+
+    def test_parameters_beside_layers_have_a_line_and_rows_add_up(self) -> None:
+        class Scaled(nn.Sequential):
+            def __init__(self) -> None:
+                super().__init__(nn.Linear(4, 8), nn.Linear(8, 1))
+                self.scale = nn.Parameter(torch.ones(3))
+
+        layers = look_at(nn.Sequential(Scaled(), nn.Linear(1, 1)), None).layers
+        shown = {layer.name: layer.num_parameters for layer in visible(layers, 12)}
+        assert shown == {"0": 3, "0.0": 40, "0.1": 9, "1": 2}
+        assert sum(shown.values()) == layers[0].num_parameters
+        assert "output" not in layer_lines(layers)[0]
 
     def test_a_run_keeps_its_table(self, tmp_path: Path) -> None:
         run = train(tmp_path / "run", train__epochs=1)

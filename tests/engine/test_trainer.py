@@ -502,6 +502,15 @@ class TestLossWeights:
         with pytest.raises(UserError, match="names 'fti', but the terms of the loss are fit, size"):
             fit(tmp_path / "run", Terms(), train__loss_weights={"fti": 2.0})
 
+    def test_a_weight_that_follows_a_rate_which_nobody_trains_with_is_refused(self, tmp_path: Path) -> None:
+        class Own(Terms):
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        moving = {"size": {"start": 2.0, "end": 4.0, "follows": "rate"}}
+        with pytest.raises(UserError, match=r"its own optimizer; use train\.loss_weights\.size\.follows=steps"):
+            fit(tmp_path / "run", Own(), train__loss_weights=moving)
+
 
 class TestRecord:
     """What run.json says, and what a run that is continued refuses."""
@@ -695,3 +704,65 @@ def test_a_continued_run_keeps_the_origin_of_every_setting(tmp_path: Path) -> No
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert changed == [("  epochs: 1  # Python call", "  epochs: 2  # Python call")]
     assert any("images/digits.yaml" in line for line in after)
+
+
+class Adapting(Watched):
+    """Reads its data doubled, in double precision, and shows a root of a mean."""
+
+    as_stored = frozenset(("input",))
+
+    def adapt(self, data: Any, ranks: Any, say: Any) -> Any:
+        assert (ranks.rank, ranks.world, ranks.hear(3, "a number")) == (0, 1, [3])
+        say("doubled")
+        return isoscale.Sources(train=self._doubled(data.train), val=self._doubled(data.val))
+
+    def _doubled(self, source: Any) -> dict[str, Tensor]:
+        return {**source.tensors, "input": source.tensors["input"].double() * 2}
+
+    def measure(self, training: Any) -> None:
+        assert len(training.source) == 95 and training.ranks.world == 1
+        self.register_buffer("largest", training(95)["input"].abs().max())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert batch["input"].dtype == torch.float64
+        number = batch["number"].float()
+        self.log("number_rms", (number.square().sum(), len(number)), root=True)
+        return super().training_step({**batch, "input": batch["input"].float()}, batch_idx)
+
+    validation_step = training_step
+
+
+class TestWhatATaskMakesOfItsData:
+    def test_it_reads_it_in_its_own_form_and_measures_it(self, tmp_path: Path) -> None:
+        run = fit(tmp_path / "run", Adapting())
+        largest = 2 * float(rows(95)["input"].abs().max())
+        weights = read_weights(run.checkpoint("last"))
+        assert float(weights["largest"]) == pytest.approx(largest)
+        assert "doubled" in (tmp_path / "run" / "log.txt").read_text()
+
+    def test_a_root_is_that_of_the_mean_over_all_samples(self, tmp_path: Path) -> None:
+        run = fit(tmp_path / "run", Adapting())
+        of = {count: math.sqrt(sum(number**2 for number in range(count)) / count) for count in (95, 37)}
+        assert run.metrics["train/number_rms_epoch"] == pytest.approx(of[95])
+        assert run.metrics["val/number_rms"] == pytest.approx(of[37])
+
+
+def test_a_step_that_cannot_be_compiled_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    def fails(*arguments: Any) -> None:
+        raise BackendCompilerFailed("inductor", RuntimeError("no compiler was found"), None)
+
+    monkeypatch.setattr(torch, "compile", lambda method, dynamic: fails)
+    with pytest.raises(UserError, match=r"no compiler was found.*train\.program=auto"):
+        fit(tmp_path / "run", train__program="compiled")
+
+
+def test_a_learning_curve_is_seen_and_decides_nothing(tmp_path: Path) -> None:
+    """It begins with an evaluation after the first step, which counts neither for patience nor as the best."""
+    keys = {"train__epochs": 12, "optimizer__lr": 1e-12, "train__early_stopping": {"patience": 3, "min_delta": 1e-3}}
+    plain, curved = (fit(tmp_path / str(name), observe__curve=name, **keys) for name in (None, "lcurve.out"))
+    first = [line["step"] for line in timeless(curved) if line["name"] == "val/loss"]
+    assert first[0] == 1 and first[1:] == [line["step"] for line in timeless(plain) if line["name"] == "val/loss"]
+    assert plain.record["step"] == curved.record["step"] == 40
+    assert plain.record["best"] == curved.record["best"] and sha(plain) == sha(curved)

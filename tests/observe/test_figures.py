@@ -109,6 +109,7 @@ def test_of_a_large_matrix_the_largest_numbers_are_written_and_ties_are_treated_
 
 
 @pytest.mark.parametrize("number", [1, 2, 10, 100, 1000])
+@pytest.mark.slow
 def test_class_names_do_not_overlap_and_nothing_sticks_out(number: int) -> None:
     figure = draw(
         "val/confusion", Matrix(np.eye(number, dtype=int) * 123456, ["a_very_long_$name$_of_a_class"] * number)
@@ -196,6 +197,13 @@ def test_parity_has_the_truth_to_the_right_and_leaves_empty_bins_white() -> None
     assert image.get_extent() == [0, 2, 0, 2] and image.origin == "lower"
     assert axes.get_xlabel() == "true LDOS" and axes.get_ylabel() == "predicted LDOS"
     assert "mean error 1" in [text.get_text() for text in axes.texts]
+
+
+@pytest.mark.parametrize(("offset", "place"), [(0, "left"), (15, "right"), (-15, "left")])
+def test_words_in_a_parity_picture_stand_where_no_points_are(offset: int, place: str) -> None:
+    counts = np.eye(20, k=offset)
+    (words,) = draw("energy", Parity(counts, 0.0, 2.0, "energy", ["mean error 1"])).axes[0].texts
+    assert words.get_horizontalalignment() == place
 
 
 @pytest.mark.parametrize("number", [1, 2, 40])

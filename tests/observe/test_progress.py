@@ -10,6 +10,14 @@ def test_nothing_is_promised_before_the_first_log() -> None:
     assert Progress(STARTED, now=0.0).status(5.0) == ""
 
 
+def test_the_first_step_alone_promises_nothing() -> None:
+    progress = Progress(STARTED, now=0.0)
+    progress.advance(Logged(1, 0, {"train/loss": 0.5}), now=20.0)
+    assert progress.status(20.0) == "loss 0.5000"
+    progress.advance(Logged(100, 0, {}), now=119.0)
+    assert progress.seconds_left(119.0) == 900.0
+
+
 def test_the_time_left_counts_down_between_events() -> None:
     progress = Progress(STARTED, now=0.0)
     progress.advance(Logged(100, 0, {"train/loss": 0.5}), now=10.0)

@@ -1,6 +1,7 @@
 """Numbers and durations as people read them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -68,11 +69,37 @@ def test_only_the_best_epoch_has_a_star() -> None:
     assert "*" not in epoch_line(EpochEnded(69, 2, {"val/loss": 0.1}, seconds=0.4), STARTED)
 
 
+def test_one_stage_alone_shows_a_metric_less_where_it_is_too_wide_and_its_loss_in_any_case() -> None:
+    values = {"val/energy_rmse": 0.3, "val/force_rmse": 0.8, "val/virial_rmse": 0.5, "val/loss": 100.0}
+    wide, narrow = (epoch_line(EpochEnded(69, 2, values, seconds=0.4), STARTED, width) for width in (None, 75))
+    assert "val loss 100.0   energy_rmse 0.3000  force_rmse 0.8000  " in wide and "virial" not in wide
+    assert "val loss 100.0   energy_rmse 0.3000  " in narrow and len(narrow) <= 75 and "\n" not in narrow
+
+
+def test_the_metric_that_says_which_is_the_best_is_never_left_out() -> None:
+    values = {"val/energy_rmse": 0.3, "val/force_rmse": 0.8, "val/virial_rmse": 0.5, "val/loss": 100.0}
+    event = EpochEnded(69, 2, values, seconds=0.4, best=True)
+    for monitor in ("val/force_rmse", "val/virial_rmse"):
+        started = replace(STARTED, settings={"checkpoint.monitor": monitor})
+        wide, narrow = (epoch_line(event, started, width) for width in (None, 75))
+        assert monitor.removeprefix("val/") in wide and "val loss 100.0   energy_rmse" in wide
+        assert f"val loss 100.0   {monitor.removeprefix('val/')} " in narrow and len(narrow) <= 75
+
+
 def test_an_epoch_line_that_is_too_wide_is_broken_between_groups() -> None:
     values = {"train/loss_epoch": 0.2, "train/accuracy_epoch": 0.9, "val/loss": 0.1, "lr": 0.001}
     lines = epoch_line(EpochEnded(69, 2, values, seconds=0.4), STARTED, width=80).split("\n")
     assert len(lines) == 2 and max(map(len, lines)) <= 80
     assert lines[0].index("train") == lines[1].index("val") and "lr" in lines[1]
+
+
+def test_lines_that_are_broken_have_a_metric_less_where_they_are_too_wide_still() -> None:
+    names = ("loss", "energy_rmse", "force_rmse")
+    values = {f"train/{name}_epoch": 0.002459 for name in names} | {f"val/{name}": 0.001248 for name in names}
+    started = replace(STARTED, settings={"checkpoint.monitor": "val/force_rmse"})
+    lines = epoch_line(EpochEnded(69, 2, values, seconds=0.4, best=True), started, width=80).split("\n")
+    assert len(lines) == 2 and max(map(len, lines)) <= 80
+    assert all("force_rmse" in line for line in lines)
 
 
 def test_a_table_keeps_texts_of_several_lines_in_their_column() -> None:

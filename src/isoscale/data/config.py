@@ -25,9 +25,10 @@ class Data(OpenConfig):
 
     class_: Annotated[str, Field(alias="class")] = "digits"
     """Class path or short name of the data component; its arguments stand beside it (`path`, `split`, …)."""
-    batch_size: Positive | list[Positive] | Annotated[str, Field(pattern=r"^auto(:[1-9]\d*)?$")] = 128
+    batch_size: Positive | list[Positive] | Annotated[str, Field(pattern=r"^auto(:[1-9]\d*(x[1-9]\d*)?)?$")] = 128
     """The *global* batch: samples of one optimizer update, over all ranks and micro-batches together. For a mixture of
-    systems also a list, one for each, or auto:32, the smallest batch with at least 32 atoms (auto is auto:32)."""
+    systems also a list, one for each, or auto:32, the smallest batch with at least 32 atoms (auto is auto:32), or
+    auto:32x4, four times that."""
     eval_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Samples of one evaluation batch; by default `batch_size`, and 8192 points of snapshots. Never changes a metric
     beyond rounding."""

@@ -1,12 +1,12 @@
 """Data that lives on the device: the step gathers its rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isoscale.data.batches import Batch, BatchPlan, copy_batch, map_tensors, tensors_of
+from isoscale.data.batches import Batch, Plan, copy_batch, map_tensors, tensors_of
 from isoscale.data.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
 from isoscale.data.shards import Share
 from isoscale.data.sources import Source, TensorSource, nbytes
@@ -16,6 +16,8 @@ LAUNCH_SHARE = 1 / 64
 """Of rows that are gathered ahead for the steps of a launch: so many, and at most this share of the device."""
 BLOCK_BYTES = 256 << 20
 """Of samples that are on their way to the device."""
+PREPARED_SHARE = 1 / 8
+"""Of the device's whole memory: what tasks make of samples before training may take so much."""
 WINDOW = 1 << 20
 WINDOW_ON_CPU = 1 << 15
 
@@ -23,7 +25,7 @@ WINDOW_ON_CPU = 1 << 15
 class DeviceFeed:
     """Rows gathered, in the step, from tensors that live on the device."""
 
-    def __init__(self, source: Source, order: Indices, plan: BatchPlan, device: torch.device) -> None:
+    def __init__(self, source: Source, order: Indices, plan: Plan, device: torch.device) -> None:
         """Bring all of `source` to `device`."""
         self._resident = whole = _brought(source, device)
         plain = isinstance(whole, dict) and all(isinstance(value, Tensor) for value in whole.values())
@@ -32,7 +34,8 @@ class DeviceFeed:
         """Whether nobody else holds these tensors."""
         self._plan = plan
         self._device = device
-        self._window = Window(order, device, WINDOW_ON_CPU if device.type == "cpu" else WINDOW)
+        size = WINDOW_ON_CPU if device.type == "cpu" else WINDOW
+        self._window = Window(order, device, getattr(order, "window", size))
 
     def parts(self, step: int) -> list[list[Part]]:
         """The parts of a step."""
@@ -67,6 +70,20 @@ class DeviceFeed:
             else:
                 left.append(transform)
         return left
+
+    def prepare(self, make: Callable[[Batch], Batch], memory: int) -> None:
+        """Keep what `make` makes of samples, each by itself, instead of the samples, if it takes little of `memory`."""
+        count = len(tensors_of(self._resident)[0])
+        with torch.no_grad():
+            like = make(self._gather(torch.zeros(1, dtype=torch.int64, device=self._device)))
+            row_bytes = sum(tensor.nbytes for tensor in tensors_of(like))
+            if count * row_bytes > PREPARED_SHARE * memory:
+                return
+            whole = map_tensors(like, lambda tensor: tensor.new_empty(count, *tensor.shape[1:]))
+            for rows in torch.arange(count, device=self._device).split(max(1, BLOCK_BYTES // max(1, row_bytes))):
+                place = slice(int(rows[0]), int(rows[-1]) + 1)
+                copy_batch(map_tensors(whole, lambda tensor: tensor[place]), make(self._gather(rows)))  # noqa: B023
+        self._resident, self._single, self._is_own = whole, whole if isinstance(whole, dict) else None, True
 
     def _is_settled(self, transform: Any, left: Sequence[Any]) -> bool:
         touched = {getattr(each, "key", None) for each in left}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from isoscale.data.batches import Batch, BatchPlan, copy_batch, map_tensors, tensors_of, to_device
+from isoscale.data.batches import Batch, Plan, copy_batch, map_tensors, tensors_of, to_device
 from isoscale.data.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
 from isoscale.data.reader import Inline, Reader
 from isoscale.data.samples import InProcess, Request, is_dataset
@@ -16,6 +16,8 @@ from isoscale.data.sources import Source, is_vectorised, nbytes
 WINDOW = 1 << 15
 WINDOW_ON_DEVICE = 1 << 20
 CHUNK_BYTES = 16 << 20
+MOST_SPARE = 2
+"""Times as many rows as a batch has may be gathered for it to be aligned; beyond, its rows are copied once more."""
 
 
 class Fetcher(Protocol):
@@ -62,9 +64,7 @@ class WholeParts:
 class HostFeed:
     """Parts fetched from host memory by a thread and copied to the device ahead of the step."""
 
-    def __init__(
-        self, source: Source, order: Indices, plan: BatchPlan, device: torch.device, num_ahead: int = 8
-    ) -> None:
+    def __init__(self, source: Source, order: Indices, plan: Plan, device: torch.device, num_ahead: int = 8) -> None:
         """Fetch up to `num_ahead` steps ahead; a dataset is read in the step's thread until `read_with` changes it."""
         self._plan = plan
         self._device = device
@@ -175,9 +175,7 @@ def to_device_part(part: Part, device: torch.device) -> Part:
 class RowFeed:
     """Rows of tensors in host memory, gathered and copied to the device in chunks of many steps, ahead of them."""
 
-    def __init__(
-        self, source: Source, order: Indices, plan: BatchPlan, device: torch.device, num_ahead: int = 2
-    ) -> None:
+    def __init__(self, source: Source, order: Indices, plan: Plan, device: torch.device, num_ahead: int = 2) -> None:
         """Keep `num_ahead` chunks of about `CHUNK_BYTES` ready."""
         self._source = source
         self._plan = plan
@@ -194,6 +192,8 @@ class RowFeed:
         self._chunk_steps = min(64, max(1, CHUNK_BYTES // per_step))
         whole = plan.num_micro * plan.num_shards == 1 and device.type == "cpu"
         self._row_bytes = _row_bytes(source) if whole else []
+        if aligned_stride(share.count, self._row_bytes or [1]) > MOST_SPARE * share.count:
+            self._row_bytes = []
 
     def parts(self, step: int) -> list[list[Part]]:
         """The parts of a step, each in tensors of its own, or at an address as aligned as theirs."""
@@ -327,7 +327,7 @@ class Chunk(NamedTuple):
 class RowSlot:
     """The rows of a launch at a fixed address; each part is copied out of them inside the captured launch."""
 
-    def __init__(self, feed: RowFeed, plan: BatchPlan, step: int, num_steps: int) -> None:
+    def __init__(self, feed: RowFeed, plan: Plan, step: int, num_steps: int) -> None:
         """Room for `num_steps` steps like `step`."""
         self._feed = feed
         self._share = plan.share(plan.size(step))

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isoscale.data.batches import Batch, BatchPlan
-from isoscale.data.feed import Feed, Part, Slot
+from isoscale.data.feed import Feed, Indices, Part, Slot
 from isoscale.data.hashing import derive_key, fold
 from isoscale.data.shards import Share
-from isoscale.data.sources import ROLES, Source, Sources, as_source, is_vectorised, locate, nbytes
+from isoscale.data.sources import ROLES, Source, Sources, as_source, is_on_disk, is_vectorised, locate, nbytes
 from isoscale.errors import UserError
 
 AUTO_SIZE = 32
@@ -28,14 +28,20 @@ _SYNONYMS = {"prob_uniform": "uniform", "prob_sys_size": "size"}
 class Mixture:
     """Several sources; their samples are numbered one source after the other."""
 
-    def __init__(self, systems: Sequence[Any], probabilities: str | Sequence[float] = "uniform") -> None:
-        """`probabilities`: uniform, size, blocks such as `size;0:2:0.3;2:4:0.7`, or a number for each system."""
+    def __init__(
+        self, systems: Sequence[Any], probabilities: str | Sequence[float] = "uniform", joined: Source | None = None
+    ) -> None:
+        """`probabilities`: uniform, size, blocks such as `size;0:2:0.3;2:4:0.7`, or a number for each system.
+
+        `joined` has all samples, numbered as here, in one shape: with it, steps of several systems run in one launch.
+        """
         if not systems:
             raise UserError("a mixture needs at least one system")
         self.systems: list[Source] = [as_source(system) for system in systems]
         if not self.is_vectorised:
             raise UserError("the systems of a mixture are tensors, files or other sources with `fetch`, not datasets")
         self.probabilities = probabilities
+        self.joined = joined
         self.starts = np.cumsum([0, *(len(system) for system in self.systems)])
 
     def __len__(self) -> int:
@@ -51,6 +57,11 @@ class Mixture:
     def is_vectorised(self) -> bool:
         """Whether every system is."""
         return all(is_vectorised(system) for system in self.systems)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the samples of every system are read from files."""
+        return all(is_on_disk(system) for system in self.systems)
 
     def fetch(self, indices: Tensor) -> Batch:
         """Samples of one system, which is all that a batch can hold."""
@@ -90,8 +101,9 @@ def system_batch_sizes(mixture: Mixture, wanted: int | Sequence[int] | str) -> l
     """The batch of each system: one for all, one for each, or `auto` by the size of its samples."""
     systems = mixture.systems
     if isinstance(wanted, str):
-        least = int(wanted.partition(":")[2] or AUTO_SIZE)
-        sizes = [-(-least // max(1, int(getattr(system, "sample_size", 1)))) for system in systems]
+        least, _, times = wanted.partition(":")[2].partition("x")
+        atoms = [max(1, int(getattr(system, "sample_size", 1))) for system in systems]
+        sizes = [-(-int(least or AUTO_SIZE) // number) * int(times or 1) for number in atoms]
     elif isinstance(wanted, int):
         sizes = [wanted] * len(systems)
     else:
@@ -141,6 +153,8 @@ def _in_blocks(weights: NDArray[np.float64], rest: str, wanted: str) -> NDArray[
         if not weights[chosen].sum() > 0:
             raise UserError(f"probabilities: the block {block!r} holds none of the {len(weights)} systems")
         found[chosen] += weight * weights[chosen] / weights[chosen].sum()
+    if (found < 0).any() or not 0 < found.sum() < np.inf:
+        raise UserError(f"probabilities: the weights of blocks in {wanted!r} must not be negative, and not all 0")
     return found
 
 
@@ -155,37 +169,47 @@ class Draws(Protocol):
 
 
 class RandomDraws:
-    """Systems drawn with given probabilities, a function of seed and step."""
+    """Systems drawn with given probabilities, a function of seed and step.
+
+    What is kept may be found twice, but not differently: a feed that reads ahead asks from a thread of its own.
+    """
 
     def __init__(self, seed: int, probabilities: NDArray[np.float64]) -> None:
         """Draws for a seed."""
         self._key = derive_key(seed, "mixture")[0]
         self._edges = np.cumsum(probabilities)[:-1]
         self._num_systems = len(probabilities)
-        self._starts = [np.zeros(self._num_systems, dtype=np.int64)]
+        self._starts = {0: np.zeros(self._num_systems, dtype=np.int64)}
         self._block: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, dtype=np.int64))
 
     def system(self, step: int) -> int:
         """The system of a step."""
         return int(self._drawn(step // _BLOCK)[step % _BLOCK])
 
+    def systems(self, step: int, count: int) -> NDArray[np.int64]:
+        """The systems of `count` steps from `step` on."""
+        first, last = step // _BLOCK, (step + count - 1) // _BLOCK
+        blocks = np.concatenate([self._drawn(number) for number in range(first, last + 1)])
+        return blocks[step - first * _BLOCK :][:count]
+
     def counts(self, step: int) -> NDArray[np.int64]:
         """How often each system was taken before a step; counted once, block by block."""
         number = step // _BLOCK
-        while len(self._starts) <= number:
-            last = len(self._starts) - 1
-            self._starts.append(self._starts[last] + self._counted(self._drawn(last)))
+        for last in range(len(self._starts) - 1, number):
+            self._starts[last + 1] = self._starts[last] + self._counted(self._drawn(last))
         return self._starts[number] + self._counted(self._drawn(number)[: step % _BLOCK])
 
     def _counted(self, systems: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.bincount(systems, minlength=self._num_systems)
 
     def _drawn(self, number: int) -> NDArray[np.int64]:
-        if self._block[0] != number:
+        kept, systems = self._block
+        if kept != number:
             steps = np.arange(number * _BLOCK, (number + 1) * _BLOCK, dtype=np.int64)
             uniform = np.asarray(fold(np.full_like(steps, self._key), steps)) * 2.0**-32
-            self._block = number, np.asarray(np.searchsorted(self._edges, uniform, "right"), dtype=np.int64)
-        return self._block[1]
+            systems = np.asarray(np.searchsorted(self._edges, uniform, "right"), dtype=np.int64)
+            self._block = number, systems
+        return systems
 
 
 class OneAfterTheOther:
@@ -209,10 +233,14 @@ class OneAfterTheOther:
 class MixturePlan:
     """The batches of a mixture: what a BatchPlan says of one source."""
 
-    def __init__(self, plans: Sequence[BatchPlan], draws: Draws, limit: int | None = None) -> None:
-        """The plans of the systems, and which of them each step takes; at most `limit` batches an epoch."""
+    def __init__(self, plans: Sequence[BatchPlan], draws: Draws, limit: int | None = None, alike: bool = False) -> None:
+        """The plans of the systems, and which of them each step takes; at most `limit` batches an epoch.
+
+        `alike` says that the batches of all systems have one shape.
+        """
         self.plans = list(plans)
         self._draws = draws
+        self._alike = alike
         steps = sum(plan.steps_per_epoch for plan in plans)
         self.steps_per_epoch = steps if limit is None else min(limit, steps)
         self.num_samples = sum(plan.num_samples for plan in plans)
@@ -226,7 +254,7 @@ class MixturePlan:
 
     def limited(self, limit: int) -> "MixturePlan":
         """The same with at most `limit` batches an epoch."""
-        return MixturePlan(self.plans, self._draws, limit)
+        return MixturePlan(self.plans, self._draws, limit, self._alike)
 
     def where(self, step: int) -> tuple[int, int]:
         """The system of a step, and how many of its batches came before."""
@@ -253,16 +281,44 @@ class MixturePlan:
 
     def kind(self, step: int) -> Hashable:
         """Steps of one kind have batches of one shape."""
+        if self._alike:
+            return self.batch_size
         system, number = self.where(step)
         return system, self.plans[system].size(number)
 
     def end_of_kind(self, step: int) -> int:
         """The first step after this one whose batch has another shape, as far as the epoch goes."""
         kind, epoch_end = self.kind(step), step - step % self.steps_per_epoch + self.steps_per_epoch
+        if self._alike:
+            return epoch_end
         end = step + 1
         while end < epoch_end and self.kind(end) == kind:
             end += 1
         return end
+
+
+class DrawnOrder:
+    """The samples of all steps of a mixture whose batches are alike, one after the other."""
+
+    window = 1 << 15
+    """Places that are worth evaluating at a time, on the host."""
+
+    def __init__(self, draws: RandomDraws, orders: Sequence[Indices], starts: Sequence[int], batch_size: int) -> None:
+        """The orders of the systems, the numbers of their first samples, and the batch that all of them have."""
+        self.num_samples = sum(order.num_samples for order in orders)
+        self._draws, self._orders, self._starts, self._batch_size = draws, list(orders), list(starts), batch_size
+
+    def indices(self, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+        """Sample indices for `count` places from `start`."""
+        size = self._batch_size
+        first, last = start // size, -(-(start + count) // size)
+        systems, before = self._draws.systems(first, last - first), self._draws.counts(first)
+        found = np.empty((last - first, size), dtype=np.int64)
+        for number in np.unique(systems):
+            mine = np.flatnonzero(systems == number)
+            rows = self._orders[number].indices(int(before[number]) * size, len(mine) * size).numpy()
+            found[mine] = rows.reshape(-1, size) + self._starts[number]
+        return torch.from_numpy(found.reshape(-1)[start - first * size :][:count]).to(device)
 
 
 class MixtureFeed:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from isoscale.data.batches import BatchPlan
+from isoscale.data.batches import Plan
 from isoscale.data.device_feed import DeviceFeed
 from isoscale.data.feed import Feed, Indices
 from isoscale.data.host_feed import HostFeed, RowFeed
@@ -36,7 +36,7 @@ def choose(source: Source, residency: Residency, device_memory: int, host_memory
     return "disk" if is_on_disk(source) and nbytes(source) > SHARE_OF_HOST * host_memory else "host"
 
 
-def make_feed(residency: Place, source: Source, order: Indices, plan: BatchPlan, device: torch.device) -> Feed:
+def make_feed(residency: Place, source: Source, order: Indices, plan: Plan, device: torch.device) -> Feed:
     """The feed for a residency."""
     if residency == "device":
         return DeviceFeed(source, order, plan, device)

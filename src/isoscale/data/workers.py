@@ -237,7 +237,8 @@ def end_workers(workers: list[Worker], wanted: Any) -> None:
         worker.process.join(max(0.0, deadline - time.monotonic()))
         worker.process.kill()
         worker.process.join()
-        worker.process.close()
+        with suppress(ValueError):  # a thread that asked for its exit code just now may have it, and nobody else
+            worker.process.close()
     workers.clear()
 
 

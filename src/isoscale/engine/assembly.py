@@ -10,10 +10,11 @@ from torch import nn
 from isoscale.data import keyed
 from isoscale.data.batches import Batch
 from isoscale.data.keyed import StepRandom
+from isoscale.data.mixture import MixturePlan
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine import lightning
 from isoscale.engine.accelerator import Accelerator
-from isoscale.engine.config import Optimizer, Schedule
+from isoscale.engine.config import LossWeight, Optimizer, Schedule
 from isoscale.engine.ema import Average
 from isoscale.engine.metrics import MetricStates
 from isoscale.engine.optimizers import OptimizerState, make_optimizers
@@ -101,7 +102,7 @@ def _assemble(
     random = StepRandom(settings.seed)
     random.steps_per_epoch = train.plan.steps_per_epoch
     registry = Registry()
-    rate = LearningRate.make(settings.schedule, settings.optimizer.lr, train.plan.batch_size, num_steps)
+    rate = LearningRate.make(settings.schedule, settings.optimizer.lr, _asked_batch(train, settings), num_steps)
     stage = Stage("train", task, Recorder(found.device))
     stage.enter()
     lightning.attach(task, view, train.loaded)
@@ -111,6 +112,8 @@ def _assemble(
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in task.named_parameters()}
     if configured and (settings.optimizer != Optimizer() or settings.schedule != Schedule()):
         say("the task configures its own optimizer: the recipe's optimizer and schedule are not used")
+    if configured:
+        _check_followed(settings)
     optimizers = configured.optimizers if configured else _optimizers(task, settings, decided)
     view.optimizers = optimizers
     average = Average(task, settings.train.ema) if settings.train.ema is not None else None
@@ -126,6 +129,24 @@ def _assemble(
         assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer
     ).make()
     return assembly
+
+
+def _asked_batch(train: Role, settings: Settings) -> int:
+    """The batch that a scaling rule compares: as asked for, also where systems have fewer samples than that."""
+    asked = settings.data.batch_size
+    if isinstance(asked, str) or not isinstance(train.plan, MixturePlan):
+        return train.plan.batch_size
+    return max(asked) if isinstance(asked, list) else asked
+
+
+def _check_followed(settings: Settings) -> None:
+    """Refuse weights that would follow a learning rate which nobody trains with."""
+    for name, weight in settings.train.loss_weights.items():
+        if isinstance(weight, LossWeight) and weight.follows == "rate":
+            raise UserError(
+                f"train.loss_weights.{name} follows the learning rate of the recipe, but the task configures its own "
+                f"optimizer; use train.loss_weights.{name}.follows=steps"
+            )
 
 
 def _configured(task: Any, view: lightning.TrainerView) -> lightning.Configured | None:

@@ -81,6 +81,23 @@ def _told(output: Any) -> Any:
 def compiled(compute: Callable[..., Any]) -> Callable[..., Any]:
     """A step method compiled; the hooks around it stay as they are."""
     if isinstance(compute, AroundBatch):
-        compute.method = torch.compile(compute.method, dynamic=False)
+        compute.method = _compiled(compute.method)
         return compute
-    return torch.compile(compute, dynamic=False)
+    return _compiled(compute)
+
+
+def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    made = torch.compile(method, dynamic=False)
+
+    def run(*arguments: Any) -> Any:
+        try:
+            return made(*arguments)
+        except BackendCompilerFailed as error:
+            reason = (str(getattr(error, "inner_exception", error)).splitlines() or [""])[0]
+            raise UserError(
+                f"torch.compile cannot compile this step ({reason}); use train.program=auto, which needs no compiler"
+            ) from error
+
+    return run

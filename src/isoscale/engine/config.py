@@ -62,7 +62,8 @@ class Schedule(Config):
     warmup: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)] = 0
     """Linear rise from zero: a number of steps, or a fraction of all steps. For onecycle, the rising part (0.3)."""
     gamma: Annotated[float, Field(gt=0)] | None = None
-    """Factor of each drop: exponential and step every `every` steps, plateau when the metric stalls (0.1)."""
+    """Factor of each drop: exponential and step every `every` steps, plateau when the metric stalls (0.1). exponential
+    with `every` and `end` needs none: it arrives at `end`."""
     every: Positive | None = None
     """Steps between two drops of exponential (staircase) and step."""
     milestones: list[Positive] | None = None
@@ -78,10 +79,15 @@ class Schedule(Config):
     scale: Literal["none", "sqrt", "linear"] = "none"
     """Multiply the learning rate by the root, or by the ratio, of `data.batch_size` to `base_batch_size`."""
     base_batch_size: Positive | None = None
-    """The global batch size for which `optimizer.lr` was chosen; needed by `scale`."""
+    """The global batch size for which `optimizer.lr` was chosen; needed by `scale` and `scale_steps`."""
+    scale_steps: bool = False
+    """Divide `every`, `milestones` and a `warmup` in steps by the ratio of `data.batch_size` to `base_batch_size`, so
+    that the learning rate falls after as many samples as with that batch."""
 
     @model_validator(mode="after")
     def _complete(self) -> "Schedule":
+        if self.scale_steps and self.base_batch_size is None:
+            raise ValueError("scale_steps needs base_batch_size, the batch for which the steps were chosen")
         if self.scale != "none" and self.base_batch_size is None:
             raise ValueError(f"scale: {self.scale} needs base_batch_size, the batch for which the lr was chosen")
         if self.name == "step" and (self.every is None) == (self.milestones is None):
@@ -107,12 +113,14 @@ class EarlyStopping(Config):
 
 
 class LossWeight(Config):
-    """The weight of one named loss term, moving linearly over the training."""
+    """The weight of one named loss term, which moves over the training."""
 
     start: float
-    """Weight at the first step."""
+    """Weight at the first step; where it follows the learning rate, at its highest rate."""
     end: float
-    """Weight at the last step."""
+    """Weight at the last step; where it follows the learning rate, at a rate of 0."""
+    follows: Literal["steps", "rate"] = "steps"
+    """What moves it: the number of steps, evenly, or the learning rate, also while that rises in a warm-up."""
 
 
 class Train(Config):

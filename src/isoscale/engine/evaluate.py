@@ -57,7 +57,7 @@ def evaluate(
     stage.flush(plan.num_samples)
     if reducer is not None:
         terms = add_up(stage, shards, terms, reducer)
-    found = means(stage.recorder.read().pairs())
+    found = stage.recorder.shown(means(stage.recorder.read().pairs()))
     found.update(stage.take_metrics())
     if terms and "loss" not in found:
         found["loss"] = sum(forward.loss_weights.get(name, 1.0) * found[name] for name in sorted(terms))

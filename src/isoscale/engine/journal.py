@@ -112,7 +112,8 @@ class Journal:
         self._check(pending.step, pending.reading, values)
         self._tell_mended(pending)
         self._before = pairs
-        named = {self._stage.full_name(name): value for name, value in values.items()}
+        shown = self._stage.recorder.shown(values)
+        named = {self._stage.full_name(name): value for name, value in shown.items()}
         rate = self._rate(pending)
         self._last = pending.step, pending.samples
         self._observers.notify(Logged(pending.step, pending.epoch, {**named, **pending.extra, **rate}))
@@ -157,7 +158,7 @@ class Journal:
     def end_epoch(self) -> dict[str, float]:
         """The means over the epoch, and start counting anew."""
         self.flush()
-        values = means(self._stage.recorder.read().pairs())
+        values = self._stage.recorder.shown(means(self._stage.recorder.read().pairs()))
         values.update(self._stage.take_metrics())
         self._stage.recorder.reset()
         self._before = {}

@@ -15,6 +15,8 @@ class Due:
     evaluate: bool
     checkpoint: bool
     end: bool
+    steers: bool = True
+    """Whether the evaluation decides anything: not one that is only there to be seen."""
 
     @property
     def anything(self) -> bool:
@@ -31,23 +33,29 @@ class Planner:
     log_every: int
     evaluate: Cadence
     checkpoint: Cadence
+    first: bool = False
+    """Whether the first step is logged and evaluated as well, to be seen: there a learning curve begins."""
 
     def next_boundary(self, step: int) -> int:
         """The first step count after `step` at which something is due or the batch size changes."""
         candidates = [self.num_steps, self.batches.end_of_kind(step), _next(step, self.log_every)]
+        candidates += [1] if self.first else []
         candidates += [_next(step, cadence.count) for cadence in (self.evaluate, self.checkpoint) if _steps(cadence)]
         return min(candidate for candidate in candidates if candidate > step)
 
     def due(self, step: int) -> Due:
         """What is due when `step` steps are finished."""
         epoch, rest = divmod(step, self.batches.steps_per_epoch)
-        end = step >= self.num_steps
+        end, first = step >= self.num_steps, self.first and step == 1
+        evaluates = self.evaluate.unit != "never"
+        steers = _due(self.evaluate, step, epoch, rest) or (end and evaluates)
         return Due(
-            log=step % self.log_every == 0 or rest == 0 or end,
+            log=step % self.log_every == 0 or rest == 0 or end or first,
             epoch_end=rest == 0,
-            evaluate=_due(self.evaluate, step, epoch, rest) or (end and self.evaluate.unit != "never"),
+            evaluate=steers or (first and evaluates),
             checkpoint=_due(self.checkpoint, step, epoch, rest) or end,
             end=end,
+            steers=steers,
         )
 
 

@@ -58,7 +58,7 @@ class Inputs:
     def weight_rows(self, start: int, count: int) -> Tensor:
         """Loss weights (count, terms) on the device."""
         rows = [
-            [loss_weight(weight, step, self.num_steps) for weight in self.weights.values()]
+            [loss_weight(weight, step, self.rate) for weight in self.weights.values()]
             for step in range(start, start + count)
         ]
         return self._sent(rows).view(count, len(self.weights))

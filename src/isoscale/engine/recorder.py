@@ -5,8 +5,9 @@ the host, where it costs no operation. Slots run from the start of an epoch; a l
 readings.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,15 @@ from isoscale.engine.pairs import Pair
 from isoscale.errors import UserError
 
 MAX_NAMES = 256
+
+
+class Recorded(NamedTuple):
+    """What is recorded."""
+
+    names: list[str]
+    """In the order of their slots."""
+    roots: frozenset[str]
+    """Those of which the root of the mean is shown."""
 
 
 class Recorder:
@@ -30,6 +40,8 @@ class Recorder:
         self._slots: dict[str, int] = {}
         self.counted: list[float] = []
         """Weights counted on the host, by slot."""
+        self.roots: set[str] = set()
+        """Names of which the root of the mean is shown."""
         self._shard: Tensor | None = None
 
     @property
@@ -78,11 +90,29 @@ class Recorder:
         self._shard = None
         self._buffer.add_(total)
 
-    def know(self, names: list[str]) -> None:
-        """Take over the names of a rank that had samples, where this one had none."""
-        if not self._slots:
-            self._slots = {name: slot for slot, name in enumerate(names)}
-            self.counted = [0.0] * len(names)
+    @property
+    def recorded(self) -> Recorded:
+        """What this rank has recorded so far."""
+        return Recorded(self.names, frozenset(self.roots))
+
+    def agree(self, every: Sequence[Recorded], shards: Iterable[Tensor] = ()) -> None:
+        """Give each name the slot that it has on all ranks: some met names in another order, or without samples none.
+
+        `shards` are accumulators of this rank that are still to be added up.
+        """
+        before, counted = self.names, self.counted
+        self.roots.update(*(each.roots for each in every))
+        names = dict.fromkeys(name for each in every for name in each.names)
+        if list(names) == before:
+            return
+        self._slots, self.counted = {}, []
+        slots = {name: self._new_slot(name) for name in names}
+        for tensor in (self._buffer, *shards):
+            own = tensor[:, : len(before)].clone()
+            tensor.zero_()
+            tensor[:, [slots[name] for name in before]] = own
+        for name, weight in zip(before, counted, strict=True):
+            self.counted[slots[name]] = weight
 
     def means(self, total: Tensor, names: list[str]) -> dict[str, Tensor]:
         """The means of names in the sum over shards, on the device."""
@@ -97,6 +127,10 @@ class Recorder:
             self._sums[-1].copy_(count)
         return Reading(self.names, list(self.counted), self._buffer)
 
+    def shown(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Means as people see them."""
+        return {name: math.sqrt(max(value, 0.0)) if name in self.roots else value for name, value in means.items()}
+
     def reset(self) -> None:
         """Set every accumulator to zero."""
         self._buffer.zero_()
@@ -104,13 +138,14 @@ class Recorder:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What continuing needs."""
-        return {"buffer": self._buffer}, {"names": self.names, "counted": self.counted}
+        return {"buffer": self._buffer}, {"names": self.names, "counted": self.counted, "roots": sorted(self.roots)}
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Take over a state."""
         self._buffer.copy_(tensors["buffer"])
         self._slots = {name: slot for slot, name in enumerate(values["names"])}
         self.counted = list(values["counted"])
+        self.roots = set(values.get("roots", ()))
 
 
 class Reading:

@@ -1,6 +1,7 @@
 """The data of a stage: its source, the plan of its batches, and the feed that delivers them."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from isoscale.data.batches import BatchPlan, Plan, tensors_of
 from isoscale.data.config import Data, WindowShuffle
 from isoscale.data.feed import Feed, Indices
 from isoscale.data.mixture import (
-    Draws,
+    DrawnOrder,
     Mixture,
     MixtureFeed,
     MixturePlan,
@@ -84,6 +85,11 @@ class RoleMaker:
         keys = ("batch_size", "shuffle", "drop_last") if self._loaded is not None else ()
         return [f"data.{key}" for key in keys if getattr(section, key) != getattr(plain, key)]
 
+    @property
+    def has_test(self) -> bool:
+        """Whether there is test data, as far as can be told: loaders are not made to find out."""
+        return self._loaded is not None or getattr(self._sources, "test", None) is not None
+
     def train(self, num_micro: int = 1, decided: Residency = "auto") -> Role:
         """The training data, in the order of the recipe; `decided` is where it lived at the first start."""
         wanted = self._wanted("train")
@@ -123,6 +129,8 @@ class RoleMaker:
         training = seed is not None
         self._check_for_mixture()
         wanted = section.batch_size if training else section.eval_batch_size or section.batch_size
+        if isinstance(wanted, list) and not training and len(wanted) != len(mixture.systems):
+            wanted = max(wanted)  # the list is for the systems that are trained on
         sizes = system_batch_sizes(mixture, wanted)
         drop_last = section.drop_last and training
         plans = [
@@ -130,16 +138,28 @@ class RoleMaker:
             for system, size in zip(mixture.systems, sizes, strict=True)
         ]
         num_batches_of = [plan.steps_per_epoch for plan in plans]
-        draws: Draws = OneAfterTheOther(num_batches_of)
-        if training:
-            draws = RandomDraws(seed or 0, system_probabilities(mixture.probabilities, num_batches_of))
-        plan = limited(MixturePlan(plans, draws), limit)
+        orders = [self._system_order(number, system, seed) for number, system in enumerate(mixture.systems)]
         residency = self._residency(mixture, decided)
+        if not training:
+            plan = limited(MixturePlan(plans, OneAfterTheOther(num_batches_of)), limit)
+            return Role(mixture, plan, residency, self._feed_of(mixture, plan, residency, orders), self._loaded)
+        draws = RandomDraws(seed or 0, system_probabilities(mixture.probabilities, num_batches_of))
+        is_whole = all(plan.num_samples % plan.batch_size == 0 for plan in plans) and len(set(sizes)) == 1
+        plan = limited(MixturePlan(plans, draws, alike=is_whole and mixture.joined is not None), limit)
+        if mixture.joined is None or not is_whole:
+            return Role(mixture, plan, residency, self._feed_of(mixture, plan, residency, orders), self._loaded)
+        order = DrawnOrder(draws, orders, mixture.starts.tolist(), sizes[0])
+        feed = make_feed(residency, mixture.joined, order, plan, self._device)
+        return Role(mixture, plan, residency, feed, self._loaded)
+
+    def _feed_of(
+        self, mixture: Mixture, plan: MixturePlan, residency: Place, orders: Sequence[Indices]
+    ) -> MixtureFeed:  # fmt: skip
         feeds = [
-            make_feed(residency, system, self._system_order(number, system, seed), plans[number], self._device)
-            for number, system in enumerate(mixture.systems)
+            make_feed(residency, system, order, own, self._device)
+            for system, order, own in zip(mixture.systems, orders, plan.plans, strict=True)
         ]
-        return Role(mixture, plan, residency, MixtureFeed(mixture, plan, feeds), self._loaded)
+        return MixtureFeed(mixture, plan, feeds)
 
     def _check_for_mixture(self) -> None:
         """Refuse what is said about one source, rather than pass over it."""

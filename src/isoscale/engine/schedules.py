@@ -10,6 +10,18 @@ from isoscale.engine.config import LossWeight, Schedule
 Curve = Callable[[float], float]
 
 
+def _scaled_steps(section: Schedule, batch_size: int) -> Schedule:
+    """The schedule in fewer steps where a step takes more samples than the recipe was made for."""
+    if not section.scale_steps:
+        return section
+    ratio = batch_size / (section.base_batch_size or batch_size)
+    numbers = {"every": section.every, "warmup": section.warmup if isinstance(section.warmup, int) else None}
+    fewer: dict[str, Any] = {key: max(1, round(number / ratio)) for key, number in numbers.items() if number}
+    if section.milestones:
+        fewer["milestones"] = [max(1, round(number / ratio)) for number in section.milestones]
+    return section.model_copy(update=fewer)
+
+
 def scaling(section: Schedule, batch_size: int) -> float:
     """The factor of the scaling rule for a global batch."""
     ratio = batch_size / (section.base_batch_size or batch_size)
@@ -33,7 +45,7 @@ class LearningRate:
     def make(cls, section: Schedule, lr: float, batch_size: int, num_steps: int) -> "LearningRate":
         """The schedule of a recipe for a run of `num_steps`."""
         start = section.start if section.start is not None and section.name != "onecycle" else lr
-        return cls(section, start * scaling(section, batch_size), num_steps)
+        return cls(_scaled_steps(section, batch_size), start * scaling(section, batch_size), num_steps)
 
     @property
     def num_warmup(self) -> int:
@@ -75,11 +87,12 @@ class LearningRate:
         return end + (self.peak - end) * share
 
     def _exponential(self, since: int, part: float) -> float:
-        gamma, end = self.section.gamma, self.section.end or 0.0
-        if gamma is None:
+        gamma, every, end = self.section.gamma, self.section.every, self.section.end or 0.0
+        if every is None:
             return float(self.peak * (end / self.peak) ** part)
-        assert self.section.every is not None
-        return float(max(self.peak * gamma ** (since // self.section.every), end))
+        if gamma is None:
+            gamma = (end / self.peak) ** (every / (self.num_steps - self.num_warmup))
+        return float(max(self.peak * gamma ** (since // every), end))
 
     def _drops(self, step: int, since: int) -> float:
         gamma = 0.1 if self.section.gamma is None else self.section.gamma
@@ -114,8 +127,10 @@ class LearningRate:
         self._best = math.inf if values["best"] is None else values["best"]
 
 
-def loss_weight(weight: float | LossWeight, step: int, num_steps: int) -> float:
+def loss_weight(weight: float | LossWeight, step: int, rate: LearningRate) -> float:
     """The weight of a named loss term at a step."""
     if not isinstance(weight, LossWeight):
         return float(weight)
-    return weight.start + (weight.end - weight.start) * min(1.0, step / max(1, num_steps - 1))
+    if weight.follows == "rate":
+        return weight.end + (weight.start - weight.end) * rate(step) / rate.peak
+    return weight.start + (weight.end - weight.start) * min(1.0, step / max(1, rate.num_steps - 1))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from isoscale.data import keyed
 from isoscale.data.batches import Batch, map_tensors
 from isoscale.data.keyed import StepRandom
+from isoscale.data.mixture import Mixture
 from isoscale.data.sources import Source
 from isoscale.engine.assembly import Assembly
 from isoscale.engine.evaluate import show_results
@@ -128,8 +129,12 @@ def sample(
     source: Source, count: int, transforms: Sequence[Any], device: torch.device, dtype: torch.dtype,
     random: StepRandom | None = None,
 ) -> Batch:  # fmt: skip
-    """The first samples of a source as the network sees them; with `random`, augmented as in a first step."""
-    indices = torch.arange(min(count, len(source)))
+    """The first samples of a source, or of its first system, as the network sees them.
+
+    With `random`, they are augmented as in a first step.
+    """
+    first = source.systems[0] if isinstance(source, Mixture) else source
+    indices = torch.arange(min(count, len(first)))
     with seeded(0), keyed.use(random):
         if random is not None:
             random.step, random.samples = 0, indices.to(device)

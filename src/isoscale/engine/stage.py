@@ -30,7 +30,7 @@ class Stage:
         self.metrics: dict[str, Any] = {}
         """torchmetrics objects by logged name."""
         self.tallies: dict[str, Tally] = {}
-        self._pending: list[tuple[str, Any, Any]] = []
+        self._pending: list[tuple[str, Any, Any, bool]] = []
 
     @property
     def method(self) -> Callable[..., Any]:
@@ -56,16 +56,20 @@ class Stage:
         weight: Tensor | float | None = None,
         *,
         batch_size: int | None = None,
+        root: bool = False,
         reduce_fx: Any = "mean",
         **shown: Any,
     ) -> None:
-        """Record a mean, a pair or a torchmetrics object. Lightning's display options change nothing here."""
+        """Record a mean, a pair or a torchmetrics object; with `root`, the root of the mean over all is shown.
+
+        Lightning's display options change nothing here.
+        """
         if reduce_fx not in ("mean", None) and getattr(reduce_fx, "__name__", "") != "mean":
             raise UserError(f"log({name!r}, reduce_fx={reduce_fx!r}): isoscale adds (sum, weight) pairs, use 'mean'")
         unknown = set(shown) - _LIGHTNING_OPTIONS
         if unknown:
             raise UserError(f"log({name!r}) got unknown options {sorted(unknown)}")
-        self._pending.append((name, value, weight if weight is not None else batch_size))
+        self._pending.append((name, value, weight if weight is not None else batch_size, root))
 
     def log_dict(self, dictionary: dict[str, Any], *arguments: Any, **options: Any) -> None:
         """Record several values."""
@@ -77,7 +81,9 @@ class Stage:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        for name, value, weight in pending:
+        for name, value, weight, root in pending:
+            if root:
+                self.recorder.roots.add(name)
             if metrics.is_metric(value):
                 self.metrics[name] = value
             elif isinstance(value, Tally):

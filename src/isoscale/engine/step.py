@@ -49,13 +49,14 @@ class Forward:
     def __post_init__(self) -> None:
         """The task's own step method, eagerly."""
         self.compute = self.stage.method
+        self._as_stored: frozenset[str] = getattr(self.task, "as_stored", frozenset())
 
     def __call__(self, part: Part, batch_idx: int) -> Any:
         """Transform, cast and run the task's step; what it logs is recorded."""
         batch = part.batch
         for transform in self.transforms:
             batch = transform(batch)
-        batch = cast(batch, self.precision.dtype)
+        batch = cast(batch, self.precision.dtype, self._as_stored)
         if self.mark is not None:
             self.mark("data")
         if self.precision.mixed:
@@ -69,11 +70,12 @@ class Forward:
         return output
 
 
-def cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    """Floating point tensors in the dtype of the weights."""
+def cast(batch: Batch, dtype: torch.dtype, as_stored: frozenset[str] = frozenset()) -> Batch:
+    """Floating point tensors in the dtype of the weights, but for those that are wanted as stored."""
     if isinstance(batch, dict):
         for key, value in batch.items():
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != dtype:
+            is_cast = isinstance(value, Tensor) and value.is_floating_point() and key not in as_stored
+            if is_cast and value.dtype != dtype:
                 batch = {**batch, key: value.to(dtype)}
         return batch
     return map_tensors(batch, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
@@ -117,7 +119,7 @@ def agreed(ranks: Ranks, mine: Found) -> Found:
     for rank, each in enumerate(every):
         if each.num_groups and (each.num_groups, each.names) != (found[0].num_groups, found[0].names):
             raise UserError(f"the loss of {ranks.name(rank)} has the terms {each.names}, others have {found[0].names}")
-    return Found(found[0].num_groups, frozenset().union(*(each.used for each in found)), found[0].names)
+    return found[0]._replace(used=frozenset().union(*(each.used for each in found)))
 
 
 @dataclass
@@ -289,6 +291,9 @@ class Step:
             return mine
         if self._agreed is None:
             self._agreed = agreed(ranks, mine)
+            every = ranks.hear(self.recorder.recorded, "what is logged")
+            if not self.recorder.names:
+                self.recorder.agree(every)
         known = self._agreed
         same = (mine.num_groups, mine.names) == (known.num_groups, known.names) and mine.used <= known.used
         if mine.num_groups and not same:  # without samples, this rank has found nothing

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -19,6 +19,28 @@ if TYPE_CHECKING:
 __all__ = ["Pair", "Supervised", "Tally", "Task"]
 
 
+class Together(Protocol):
+    """The ranks that train together, as a task sees them."""
+
+    rank: int
+    world: int
+
+    def hear(self, value: Any, what: str) -> list[Any]:
+        """The values of all ranks, on every rank; all of them must ask. `what` says what for, where one is missed."""
+
+
+class Training(Protocol):
+    """The training data, for a task that measures it."""
+
+    source: Source
+    ranks: Together
+    say: Callable[[str], None]
+    """Tells the user something."""
+
+    def __call__(self, count: int) -> Batch:
+        """The first samples, after the transforms, on the device."""
+
+
 class Task(nn.Module):
     """Model, loss and metrics. The method names are those of a LightningModule.
 
@@ -27,6 +49,27 @@ class Task(nn.Module):
 
     units: ClassVar[Mapping[str, str]] = {}
     """Of logged metrics, where they have any: `{"energy": "meV"}`."""
+
+    of_all: ClassVar[str] = "mean |error|"
+    """What `isoscale test` calls metrics of all data together, beside those of each part of it."""
+
+    survey_is_enough: ClassVar[bool] = False
+    """Whether `survey` finds all that `isoscale test` is to say, so that the data is gone through once."""
+
+    as_stored: ClassVar[frozenset[str]] = frozenset()
+    """Entries of a batch that are not cast to the precision of the weights: the task needs all of their digits."""
+
+    @property
+    def curve_columns(self) -> Mapping[str, str]:
+        """The metrics of `observe.curve` whose columns have names of their own; `rmse` is the root of the loss."""
+        return {}
+
+    def adapt(self, data: Any, ranks: Together, say: Callable[[str], None]) -> Any:
+        """The data as this task reads it, where that is not as it is stored: with the neighbours of atoms, say.
+
+        Called at every start on all ranks, which may share the work. `say` tells the user something.
+        """
+        return data
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """The loss of a training batch."""
@@ -47,17 +90,32 @@ class Task(nn.Module):
     def check_data(self, role: str, source: Source) -> None:
         """Refuse data that cannot be learned, before training starts; `role` is train, val or test."""
 
-    def measure(self, sample: Callable[[int], Batch]) -> None:
+    def measure(self, training: Training) -> None:
         """Set what is measured on data rather than learned, such as the scale of the inputs.
 
-        Called once before the first step of a run; `sample(count)` gives training samples after the transforms.
+        Called once before the first step of a run, on all ranks, which must find the same; `training(count)` gives
+        samples after the transforms.
         """
+
+    def weights_from(self, found: Any) -> Mapping[str, Tensor] | None:
+        """The weights in a file of another program, by the names that they have here; None where it is not known.
+
+        `found` is what `torch.load` made of the file that `task.init_from` names.
+        """
+        return None
 
     def get_ready(self, source: Source, transforms: Sequence[Any]) -> None:
         """Prepare what the training steps need to know of all training data, and of what was done to a batch before.
 
         Called at every start of a training, on the device, when the transforms have measured what they measure.
         """
+
+    def prepare(self, batch: Batch) -> Batch:
+        """What a training step makes of samples before anything learned comes in, each sample by itself.
+
+        Done once to data that stays on the device, where there is room for it; a step takes both, with the same bits.
+        """
+        return batch
 
     def survey(self, survey: "Survey") -> dict[str, float]:
         """Metrics that need all samples of an evaluation together; empty where none is due.
@@ -88,8 +146,8 @@ class Task(nn.Module):
         """An optimizer of the task's own; None takes the recipe's."""
         return None
 
-    def log(self, name: str, value: Any, weight: Tensor | float | None = None) -> None:
-        """Record a metric, a mean over the batch or a pair, without waiting for the device.
+    def log(self, name: str, value: Any, weight: Tensor | float | None = None, *, root: bool = False) -> None:
+        """Record a metric, a mean over the batch or a pair, without waiting for the device; with `root`, its root.
 
         The engine replaces this method while it trains; outside of it there is nobody to tell.
         """
@@ -157,11 +215,11 @@ class Supervised(Task):
         """The model's prediction."""
         return self.model(self.split(batch)[0])
 
-    def measure(self, sample: Callable[[int], Batch]) -> None:
+    def measure(self, training: Training) -> None:
         """Let the model measure its inputs, if it has a `measure` of its own."""
         measure = getattr(self.model, "measure", None)
         if callable(measure):
-            measure(lambda count: self.split(sample(count))[0])
+            measure(lambda count: self.split(training(count))[0])
 
     def split(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Input and target of a batch: by key of a dict, by place of a tuple."""

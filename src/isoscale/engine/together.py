@@ -9,6 +9,7 @@ from torch import Tensor
 
 from isoscale.engine import metrics
 from isoscale.engine.pairs import Tally
+from isoscale.engine.recorder import Recorded
 from isoscale.engine.stage import Stage
 from isoscale.parallel.ranks import Ranks
 from isoscale.parallel.reduction import Reducer
@@ -18,7 +19,7 @@ from isoscale.parallel.reduction import Reducer
 class Kept:
     """What a rank has recorded: by what name, and where."""
 
-    names: list[str]
+    recorded: Recorded
     terms: list[str]
     metrics: dict[str, str] = field(default_factory=dict)
     tallies: dict[str, tuple[torch.Size, torch.dtype]] = field(default_factory=dict)
@@ -27,11 +28,12 @@ class Kept:
 def add_up(stage: Stage, shards: Mapping[int, Tensor], terms: set[str], reducer: Reducer) -> set[str]:
     """Add what the shards of all ranks recorded; returns the terms of the loss. Each sum is made once, at the end."""
     recorder, ranks = stage.recorder, reducer.ranks
+    mine = Kept(recorder.recorded, sorted(terms), metrics.paths(stage.task, stage.metrics), _shapes(stage.tallies))
+    every: list[Kept] = ranks.hear(mine, "what was evaluated")
+    known = next((kept for kept in every if kept.recorded.names or kept.tallies), mine)
+    recorder.agree([kept.recorded for kept in every], shards.values())
     for shard in sorted(shards):
         reducer.add(shard, [shards[shard]])
-    mine = Kept(recorder.names, sorted(terms), metrics.paths(stage.task, stage.metrics), _shapes(stage.tallies))
-    known = next((kept for kept in ranks.hear(mine, "what was evaluated") if kept.names or kept.tallies), mine)
-    recorder.know(known.names)
     recorder.end_shards(reducer.total(lambda: [recorder.fresh()])[0])
     for name, path in known.metrics.items():  # torchmetrics add up themselves, if every rank asks them to
         stage.metrics.setdefault(name, stage.task.get_submodule(path))

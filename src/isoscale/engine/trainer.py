@@ -4,13 +4,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from isoscale.data import keyed
+from isoscale.data.device_feed import DeviceFeed
 from isoscale.data.shards import check_world
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine import lightning
@@ -20,34 +20,33 @@ from isoscale.engine.assembly import Assembly, assemble, check_task, place
 from isoscale.engine.cadence import Cadence
 from isoscale.engine.checkpoint import State
 from isoscale.engine.config import Limit
-from isoscale.engine.evaluate import Interrupted, call_hook, evaluate
+from isoscale.engine.evaluate import Interrupted, call_hook
+from isoscale.engine.evaluations import Evaluations
 from isoscale.engine.fitting import FittedStates, fit, fitted
-from isoscale.engine.freed_memory import keep_freed_memory
 from isoscale.engine.journal import Journal
 from isoscale.engine.loaders import read_dataset
 from isoscale.engine.memory import explained
-from isoscale.engine.monitored import check_monitors, check_without_evaluation
 from isoscale.engine.monitors import Best, Patience
 from isoscale.engine.planner import Due, Planner
 from isoscale.engine.precision import Precision
 from isoscale.engine.profile import Profile, timed
 from isoscale.engine.progress import LogState, OrderState, Progress
-from isoscale.engine.roles import Role, RoleMaker, limited
+from isoscale.engine.roles import Role, RoleMaker
 from isoscale.engine.run_directory import RunDirectory
 from isoscale.engine.saver import Saver
-from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Decisions, Settings
-from isoscale.engine.show import Exhibition, sample
+from isoscale.engine.show import Exhibition
 from isoscale.engine.stop import StopRequest, deadline
-from isoscale.engine.survey import Surveyor
+from isoscale.engine.task import Task
+from isoscale.engine.training_data import TrainingData, adapted
 from isoscale.engine.verify import verify
 from isoscale.errors import Stopped, UserError
-from isoscale.observe.events import EpochEnded, Logged
+from isoscale.observe.events import EpochEnded
 from isoscale.observe.metric_log import MetricLog
 from isoscale.observe.observers import Observers
 from isoscale.parallel.batch_norm import batch_norms, synchronise
 from isoscale.parallel.ranks import ALONE, Ranks
-from isoscale.parallel.reduction import OVERLAP_FROM, Reducer, check_shards, make_reducer, tree_shards
+from isoscale.parallel.reduction import OVERLAP_FROM, check_shards, make_reducer, tree_shards
 
 
 class Trainer:
@@ -95,12 +94,10 @@ class Trainer:
         settings = self.settings
         torch.set_num_threads(self.decided.threads)
         found = accelerators.find(self.decided.device)
-        if found.kind == "cpu":
-            keep_freed_memory()
         precision = Precision(self.decided.precision, found.kind)
         num_shards = self._num_shards
         place(task, found, precision, settings.parallel.reduce == "tree", self.observers.note)
-        self._take_roles(data, found)
+        self._take_roles(adapted(task, data, self.ranks, self.observers.note), found)
         self._check_data(task)
         self.plan = self._planner(self.train)
         view = lightning.TrainerView(self._where, self.plan.num_steps, self.train.plan.steps_per_epoch, self.ranks)
@@ -138,6 +135,7 @@ class Trainer:
         self.train = roles.train(section.accumulate, self.decided.residency)
         self.decided.residency = self.train.residency
         self.val = roles.evaluation("val", section.limit_val_batches)
+        self.has_test = roles.has_test
         if self.val is not None:
             read_dataset(self.val, "val", self.settings, found.device, self.observers.note, self.ranks)
 
@@ -154,7 +152,10 @@ class Trainer:
             if step.overlap is not None:
                 step.overlap.profile = self.profile
         self.exhibition = Exhibition(self.parts, self.settings.observe, self.observers, self.ranks)
-        self._surveyor = Surveyor(self.parts, self.plan, self.observers, self._reducer_of, self.exhibition.wanted)
+        self.evaluations = Evaluations(
+            self.parts, self.plan, self.settings, self.progress, self.agreed, self.observers, self.ranks,
+            partial(self._make_reducer, dtype=torch.float64), self.exhibition.wanted,
+        )  # fmt: skip
 
     def _choose_reduction(self, task: Any) -> None:
         if self.decided.reduce == "auto":
@@ -182,9 +183,10 @@ class Trainer:
         """Let the task measure training samples, before its weights are copied anywhere."""
         measure = getattr(task, "measure", None)
         if measure is not None:
-            source = self.train.source
             with torch.no_grad():
-                measure(lambda count: sample(source, count, transforms, found.device, precision.dtype))
+                measure(TrainingData(
+                    self.train.source, self.ranks, self.observers.note, transforms, found.device, precision.dtype
+                ))  # fmt: skip
 
     def _planner(self, train: Role) -> Planner:
         section = self.settings.train
@@ -197,6 +199,7 @@ class Trainer:
             self.settings.observe.every,
             Cadence.parse(section.evaluate) if self.val else never,
             Cadence.parse(self.settings.checkpoint.every) if self._saving else never,
+            first=self.settings.observe.curve is not None,
         )
 
     def _register(self) -> None:
@@ -248,8 +251,8 @@ class Trainer:
             self._verified = self.progress.step
             if self.settings.train.nan == "rollback" and not self.progress.step:
                 self._save()  # so that there is always something to go back to
-            self._rehearse_evaluation()
-            self._survey_before()
+            self.evaluations.rehearse(self.val)
+            self.evaluations.begin(self.val)
             self.exhibition.begin(self.progress.step)
             self._loop()
 
@@ -260,9 +263,13 @@ class Trainer:
 
     def _settle(self) -> None:
         """Do to data on the device once what every step would do to it again."""
-        step, settle = self.parts.step, getattr(self.train.feed, "settle", None)
-        if step is not None and settle is not None:
-            step.forward.transforms = settle(step.forward.transforms)
+        step, feed, task = self.parts.step, self.train.feed, self.parts.task
+        if step is None or not isinstance(feed, DeviceFeed):
+            return
+        step.forward.transforms = feed.settle(step.forward.transforms)
+        if not step.forward.transforms and isinstance(task, Task) and type(task).prepare is not Task.prepare:
+            found = self.parts.accelerator
+            feed.prepare(task.prepare, found.total_memory // (self.ranks.num_here if found.kind == "cpu" else 1))
 
     def _loop(self) -> None:
         task, progress, plan = self.parts.task, self.progress, self.plan
@@ -352,30 +359,32 @@ class Trainer:
     def _end_epoch(self, due: Due) -> bool:
         """Means of the epoch, evaluation, and all who watch them; whether this is the best so far."""
         progress = self.progress
-        values = self._evaluate() if due.evaluate else {}
+        values = self.evaluations.validate(self.val) if due.evaluate and self.val is not None else {}
+        watched = values if due.steers else {}
         epoch = (progress.step - 1) // self.train.plan.steps_per_epoch
         if due.epoch_end:
             call_hook(self.parts.task, "on_train_epoch_end")
             self.parts.train_stage.flush(self.train.plan.batch_size)
-            values = {**self.journal.end_epoch(), **values}
+            of_epoch = self.journal.end_epoch()
+            values, watched = {**of_epoch, **values}, {**of_epoch, **watched}
             if self.parts.configured:
                 self.parts.configured.after_epoch(epoch + 1, values)
         self._tell_not_finite(values)
-        progress.ended = self.patience.watch(values)
+        progress.ended = self.patience.watch(watched)
         if progress.ended and self.val is not None:
-            values = {**values, **self._surveyor.last(self.val, progress.step)}
-            self.parts.train_stage.enter()
-        best = self.best.watch(values, progress.step)
+            last = self.evaluations.conclude(self.val)
+            values, watched = {**values, **last}, {**watched, **last}
+        best = self.best.watch(watched, progress.step)
         if progress.ended:
             self.observers.note(f"{self.settings.train.early_stopping.monitor} stopped improving: training ends here")  # type: ignore[union-attr]
-        if self.parts.rate.watch(values):
+        if self.parts.rate.watch(watched):
             self.observers.note(f"the learning rate drops to {self.parts.rate(progress.step):g}")
         progress.values, progress.evaluated_at = {**progress.values, **values}, progress.step
         seconds = self._count_seconds()
         logged = {**values, "time/seconds": progress.seconds}
         self.observers.notify(EpochEnded(progress.step, epoch, logged, seconds, best))
         if due.evaluate and self.val is not None:
-            self.exhibition.evaluated(progress.step, epoch, self.val, self.loss_weights)
+            self.exhibition.evaluated(progress.step, epoch, self.val, self.evaluations.loss_weights)
         return best
 
     def _tell_not_finite(self, values: dict[str, float]) -> None:
@@ -387,56 +396,10 @@ class Trainer:
                 "warning",
             )
 
-    @property
-    def loss_weights(self) -> dict[str, float]:
-        """The weights of named loss terms at the present step."""
-        weights, last = self.settings.train.loss_weights, max(0, self.progress.step - 1)
-        return {name: loss_weight(weight, last, self.plan.num_steps) for name, weight in weights.items()}
-
-    def _evaluate(self) -> dict[str, float]:
-        assert self.val is not None
-        with self.parts.average.swapped_in() if self.parts.average else nullcontext():
-            self.agreed.begin_evaluation()
-            values = self.evaluate("val", self.val, self.agreed.in_evaluation)
-        self.parts.train_stage.enter()
-        return values
-
-    def evaluate(self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        """The values of the present weights on a role's data, which the ranks share out."""
-        values = self._means(stage, role, interrupted)
-        return {**values, **self._surveyor.after(stage, role, self.progress.step, interrupted)}
-
-    def _means(self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        forward = self.parts.forward(stage, self.loss_weights)
-        return evaluate(forward, role.feed, role.plan, interrupted, self._reducer_of(role))
-
-    def _reducer_of(self, role: Role) -> Reducer | None:
-        whole = self.ranks.alone and role.plan.num_shards == 1
-        return None if whole else self._make_reducer(dtype=torch.float64)
-
-    def _survey_before(self) -> None:
-        """What the task measures before its first step."""
-        values = self._surveyor.before(self.val) if self.val is not None and not self.progress.step else {}
-        self.parts.train_stage.enter()
-        if values:
-            self.progress.values = values
-            self.observers.notify(Logged(0, 0, values))
-
     def role(self, data: Any, name: str, limit: Limit) -> Role | None:
         """Another role of the data, shared out among the ranks as the others are."""
-        return self._roles(data, self.parts.accelerator).evaluation(name, limit)
-
-    def _rehearse_evaluation(self) -> None:
-        """Evaluate one batch before training: a mistake in it shows now, and the monitored metric must be there."""
-        if self.progress.step:
-            return
-        if self.val is None or self.plan.evaluate.unit == "never":
-            check_without_evaluation(self.settings)
-            return
-        rehearsed = replace(self.val, plan=limited(self.val.plan, 1))
-        values = {**self._means("val", rehearsed), **self._surveyor.rehearse(rehearsed)}
-        self.parts.train_stage.enter()
-        check_monitors(self.settings, [*values, "train/loss_epoch"], self.observers.note)
+        seen = adapted(self.parts.task, data, self.ranks, self.observers.note)
+        return self._roles(seen, self.parts.accelerator).evaluation(name, limit)
 
     def _watch(self) -> None:
         """The first rank looks at files and clock for all."""

@@ -2,9 +2,18 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from isoscale.config import Config
+
+RESERVED = ("recipe.yaml", "run.json", "metrics.jsonl", "log.txt", "report.html")
+"""Files that a run has of its own."""
+
+
+def _file_in_run(name: str) -> str:
+    if not name or "/" in name or name.startswith(".") or name in RESERVED:
+        raise ValueError(f"{name!r} is not the name of a file to write into the run directory: write lcurve.out")
+    return name
 
 
 class Observe(Config):
@@ -27,3 +36,6 @@ class Observe(Config):
     file of its own, log-rank1.txt and so on, beside log.txt."""
     log_file: str | None = None
     """A file that gets what log.txt gets, besides it."""
+    curve: Annotated[str, AfterValidator(_file_in_run)] | None = None
+    """A file in the run directory that gets the learning curve as a table of plain text, such as `lcurve.out`: the
+    errors on training and validation data after the first step, every `every` steps and after each evaluation."""

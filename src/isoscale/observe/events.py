@@ -43,6 +43,8 @@ class Started:
     """The resolved recipe by key: `optimizer.lr` and so on."""
     layers: tuple[Layer, ...] = ()
     """The model and what it is made of, from the outside in."""
+    systems: tuple[str, ...] = ()
+    """The table of the systems that batches come from, in lines."""
 
 
 @dataclass(frozen=True)

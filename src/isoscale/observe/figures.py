@@ -264,8 +264,16 @@ def _parity(name: str, exhibit: Parity) -> Figure:
     figure.colorbar(image, ax=axes, label="number of values", shrink=0.85, pad=0.03)
     _diagonal(axes, ends)
     axes.set(title=_plain(name), xlabel=_plain(f"true {exhibit.what}"), ylabel=_plain(f"predicted {exhibit.what}"))
-    axes.text(0.03, 0.97, _plain("\n".join(exhibit.words)), transform=axes.transAxes, va="top", fontsize=9)
+    _write_beside(axes, _plain("\n".join(exhibit.words)), exhibit.counts)
     return figure
+
+
+def _write_beside(axes: Axes, words: str, counts: NDArray[np.float64]) -> None:
+    """Words above the diagonal, or below it where that is emptier: a constant error puts all points on one side."""
+    half, edge = -(-len(counts) // 2), -(-len(counts) // 5)
+    is_free = counts[:half, -edge:].sum() <= counts[-half:, :edge].sum()
+    x, y, horizontal, vertical = (0.03, 0.97, "left", "top") if is_free else (0.97, 0.03, "right", "bottom")
+    axes.text(x, y, words, transform=axes.transAxes, ha=horizontal, va=vertical, fontsize=9)
 
 
 def _diagonal(axes: Axes, ends: tuple[float, float]) -> None:

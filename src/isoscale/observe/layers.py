@@ -1,6 +1,7 @@
 """The table of a model's layers, as long as people read it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from isoscale.observe.events import Layer
 
@@ -13,26 +14,38 @@ def layer_lines(layers: Sequence[Layer], most: int = MOST_ROWS) -> list[str]:
     if not layers:
         return []
     cells = [_cells(layer) for layer in visible(layers, most)]
-    rows = [TITLES, *cells, ("total", "", "", *_amounts(layers[0]))]
+    titles = TITLES if any(shape for _, _, shape, *_ in cells) else ("layer", "type", "", "parameters", "size")
+    rows = [titles, *cells, ("total", "", "", *_amounts(layers[0]))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [_line(row, widths) for row in rows] + _frozen(layers[0])
 
 
 def visible(layers: Sequence[Layer], most: int) -> list[Layer]:
-    """The deepest cut through the tree of layers that has at most `most` rows: no layer beside what it is made of."""
+    """The deepest cut through the tree of layers that has at most `most` rows.
+
+    A layer beside those that it is made of has only the parameters that none of these has.
+    """
     weighty = [layer for layer in layers if layer.num_parameters]
     shown: list[Layer] = []
     for depth in range(1, 1 + max((layer.depth for layer in weighty), default=0)):
-        cut = [layer for layer in weighty if layer.depth == depth or (layer.depth < depth and _is_leaf(layer, weighty))]
+        above = [_alone(layer, weighty) if layer.depth < depth else layer for layer in weighty if layer.depth <= depth]
+        cut = [layer for layer in above if layer.num_parameters > 0]
         if len(cut) > most and shown:
             break
         shown = cut
     return shown or [layer for layer in weighty if layer.depth == 0]
 
 
-def _is_leaf(layer: Layer, layers: Sequence[Layer]) -> bool:
+def _alone(layer: Layer, layers: Sequence[Layer]) -> Layer:
+    """A layer without those that it is made of."""
     prefix = f"{layer.name}." if layer.name else ""
-    return not any(other.name.startswith(prefix) and other is not layer for other in layers)
+    inner = [other for other in layers if other.depth == layer.depth + 1 and other.name.startswith(prefix)]
+    return replace(
+        layer,
+        num_parameters=layer.num_parameters - sum(other.num_parameters for other in inner),
+        num_trainable=layer.num_trainable - sum(other.num_trainable for other in inner),
+        num_bytes=layer.num_bytes - sum(other.num_bytes for other in inner),
+    )
 
 
 def _cells(layer: Layer) -> tuple[str, ...]:

@@ -27,9 +27,9 @@ class Progress:
             self._move_anchor(now)
 
     def steps_per_second(self) -> float | None:
-        """The mean so far, evaluations and pauses included."""
+        """The mean so far, evaluations and pauses included; a single step, which may be the first, says nothing."""
         time, step = self._anchor
-        return (self.step - step) / (self._time - time) if self.step > step and self._time > time else None
+        return (self.step - step) / (self._time - time) if self.step > step + 1 and self._time > time else None
 
     def seconds_left(self, now: float) -> float | None:
         """Counts down between two events."""

@@ -14,9 +14,17 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from isoscale.observe.events import Ended, EpochEnded, Event, Logged, Note, Started
-from isoscale.observe.layers import layer_lines
 from isoscale.observe.progress import Progress
-from isoscale.observe.text import epoch_line, heading, label_width, note_line, prefixed, rank_prefix, start_rows
+from isoscale.observe.text import (
+    epoch_line,
+    heading,
+    label_width,
+    note_line,
+    prefixed,
+    rank_prefix,
+    start_rows,
+    start_tables,
+)
 
 REFRESHES_PER_SECOND = 5
 WIDE = 100
@@ -61,9 +69,9 @@ class TerminalDisplay:
         self.close()
         self._print(Text(heading(event), "bold"))
         self._console.print(_grid(start_rows(event)))
-        layers = layer_lines(event.layers)
-        if layers:
-            self._console.print(Text("\n".join(["", *layers]), "dim"), no_wrap=True, overflow="ellipsis", crop=True)
+        tables = start_tables(event)
+        if tables:
+            self._console.print(Text("\n".join(tables), "dim"), no_wrap=True, overflow="ellipsis", crop=True)
         self._console.print()
         self._progress = Progress(event, time.monotonic())
         self._bar = _bar(self._progress, self._console, self._stream)

@@ -65,8 +65,12 @@ def label_width(rows: Iterable[tuple[str, str]]) -> int:
 
 def start_lines(event: Started) -> list[str]:
     """The start-up summary."""
-    layers = layer_lines(event.layers)
-    return [heading(event), *table(start_rows(event)), *(["", *layers] if layers else [])]
+    return [heading(event), *table(start_rows(event)), *start_tables(event)]
+
+
+def start_tables(event: Started) -> list[str]:
+    """What is data and what is the model made of, each after an empty line."""
+    return [line for found in (event.systems, layer_lines(event.layers)) if found for line in ("", *found)]
 
 
 def start_rows(event: Started) -> list[tuple[str, str]]:
@@ -106,14 +110,16 @@ def logged_line(event: Logged) -> str:
 def epoch_line(event: EpochEnded, started: Started | None, width: int | None = None) -> str:
     """One line for an epoch: where, train, val, everything else, a star when it is the best, how long.
 
-    Where that does not fit into `width`, each stage has a metric less; where that does not fit either, it goes on in
-    further lines, broken between train, val and the rest.
+    Where that does not fit into `width`, each stage has a metric less, and keeps its loss and the one that says which
+    is the best; where that does not fit either, it goes on in further lines, broken between train, val and the rest.
     """
     place = _place(event, started) + "  "
     end = f" {'*' if event.best else ' '}  {duration(event.seconds)}"
     room = math.inf if width is None else width - len(place) - len(end)
-    cuts = [_packed(_groups(event.values, most), room) for most in (MOST_METRICS, MOST_METRICS - 1)]
-    lines = next((lines for lines in cuts if len(lines) <= 1), cuts[0])
+    monitored = split_stage(str(started.settings.get("checkpoint.monitor", "")))[1] if started else ""
+    cuts = [_packed(_groups(event.values, most, monitored), room) for most in (MOST_METRICS, MOST_METRICS - 1)]
+    fitting = [lines for lines in cuts if max(map(len, lines), default=0) <= room]
+    lines = next((lines for lines in fitting if len(lines) <= 1), (fitting or cuts)[0])
     return place + ("\n" + " " * len(place)).join(lines) + end
 
 
@@ -135,20 +141,21 @@ def _place(event: EpochEnded, started: Started | None) -> str:
     return f"epoch {event.epoch + 1:>{len(str(total))}}/{total}  step {event.step:>{len(str(started.num_steps))}}"
 
 
-def _groups(values: dict[str, float], most: int) -> list[str]:
+def _groups(values: dict[str, float], most: int, monitored: str) -> list[str]:
     """The values by stage: train first, then val, test and those that belong to no stage."""
     stages: dict[str, dict[str, float]] = {"train": {}, "val": {}, "test": {}, "": {}}
     for name, value in values.items():
         stage, metric = split_stage(name)
-        if len(stages[stage]) < most and not name.startswith("time/"):
+        if not name.startswith("time/"):
             stages[stage][metric] = value
-    return [_group(stage, metrics) for stage, metrics in stages.items() if metrics]
+    return [_group(stage, metrics, most, monitored) for stage, metrics in stages.items() if metrics]
 
 
-def _group(stage: str, metrics: dict[str, float]) -> str:
+def _group(stage: str, metrics: dict[str, float], most: int, monitored: str) -> str:
+    kept = sorted(metrics, key=lambda name: (name != "loss", name != monitored))[:most]
     loss_first = sorted(metrics, key=lambda name: name != "loss")
     write = number if stage else plain_number
-    words = " ".join(f"{name} {write(metrics[name]):<{VALUE_WIDTH}}" for name in loss_first)
+    words = " ".join(f"{name} {write(metrics[name]):<{VALUE_WIDTH}}" for name in loss_first if name in kept)
     return f"{stage} {words}".lstrip()
 
 

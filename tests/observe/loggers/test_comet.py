@@ -17,6 +17,7 @@ def curve(messages, name):
     return [(metric["step"], metric["metricValue"]) for metric in metrics if metric["metricName"] == name]
 
 
+@pytest.mark.slow
 def test_a_run_is_written_whole_into_its_own_directory(directory):
     tell(Comet(), start(directory), *steps(10, 40), figures(40), end())
     (archive,) = directory.glob("comet/*.zip")

@@ -39,6 +39,7 @@ def test_a_run_is_written_whole_into_its_own_directory(directory):
     assert "confusion" in picture.name and picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_continued_run_goes_on_in_the_same_run_and_nothing_appears_twice(directory):
     tell(MLflow(), start(directory), *steps(10, 30))
     client, run = read(directory)

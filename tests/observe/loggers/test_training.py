@@ -173,7 +173,7 @@ def test_a_server_that_does_not_answer_costs_no_training(tmp_path, silent_server
     assert isoscale.Run(tmp_path / "run").status == "done"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_wandb_online_without_a_network_costs_no_training(tmp_path, silent_server):
     pytest.importorskip("wandb", reason="needs wandb: pip install 'isoscale[wandb]'")
     loggers = json.dumps([{"class": "wandb", "mode": "online"}])

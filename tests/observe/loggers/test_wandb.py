@@ -25,6 +25,7 @@ def curve(records, name):
     return [(step, value) for key, step, value in rows(records) if key == name]
 
 
+@pytest.mark.slow
 def test_a_run_is_written_whole_into_its_own_directory(directory):
     tell(WandB(), start(directory), *steps(10, 40), figures(40), end())
     (records,) = wandb_records(directory)

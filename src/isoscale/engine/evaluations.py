@@ -1,0 +1,93 @@
+"""The evaluations of a training: what its present weights are worth, on data that the ranks share out."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+from isoscale.engine.agreement import Agreement
+from isoscale.engine.assembly import Assembly
+from isoscale.engine.evaluate import evaluate
+from isoscale.engine.monitored import check_monitors, check_without_evaluation
+from isoscale.engine.planner import Planner
+from isoscale.engine.progress import Progress
+from isoscale.engine.roles import Role, limited
+from isoscale.engine.schedules import loss_weight
+from isoscale.engine.settings import Settings
+from isoscale.engine.survey import Surveyor
+from isoscale.observe.events import Logged
+from isoscale.observe.observers import Observers
+from isoscale.parallel.ranks import Ranks
+from isoscale.parallel.reduction import Reducer
+
+
+@dataclass
+class Evaluations:
+    """Measures the weights of a training as they are at the step that it has reached."""
+
+    parts: Assembly
+    plan: Planner
+    settings: Settings
+    progress: Progress
+    agreed: Agreement
+    observers: Observers
+    ranks: Ranks
+    make_reducer: Callable[[], Reducer]
+    shows: bool
+    """Whether anybody looks at more than numbers."""
+
+    def __post_init__(self) -> None:
+        """What the task measures of all data together is measured besides."""
+        self._surveyor = Surveyor(self.parts, self.plan, self.observers, self._reducer_of, self.shows)
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """The weights of named loss terms at the present step."""
+        weights, last = self.settings.train.loss_weights, max(0, self.progress.step - 1)
+        return {name: loss_weight(weight, last, self.parts.rate) for name, weight in weights.items()}
+
+    def validate(self, role: Role) -> dict[str, float]:
+        """The values of the present weights, or of their averages; broken off where a stop is asked for."""
+        with self.parts.average.swapped_in() if self.parts.average else nullcontext():
+            self.agreed.begin_evaluation()
+            values = self.measure("val", role, self.agreed.in_evaluation)
+        self.parts.train_stage.enter()
+        return values
+
+    def measure(self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """The values of the present weights on a role's data."""
+        values = self._means(stage, role, interrupted)
+        return {**values, **self._surveyor.after(stage, role, self.progress.step, interrupted)}
+
+    def conclude(self, role: Role) -> dict[str, float]:
+        """What the task measures where training ends before its plan does."""
+        values = self._surveyor.last(role, self.progress.step)
+        self.parts.train_stage.enter()
+        return values
+
+    def begin(self, role: Role | None) -> None:
+        """What the task measures before its first step."""
+        values = self._surveyor.before(role) if role is not None and not self.progress.step else {}
+        self.parts.train_stage.enter()
+        if values:
+            self.progress.values = values
+            self.observers.notify(Logged(0, 0, values))
+
+    def rehearse(self, role: Role | None) -> None:
+        """Evaluate one batch before training: a mistake in it shows now, and the monitored metric must be there."""
+        if self.progress.step:
+            return
+        if role is None or self.plan.evaluate.unit == "never":
+            check_without_evaluation(self.settings)
+            return
+        rehearsed = replace(role, plan=limited(role.plan, 1))
+        values = {**self._means("val", rehearsed), **self._surveyor.rehearse(rehearsed)}
+        self.parts.train_stage.enter()
+        check_monitors(self.settings, [*values, "train/loss_epoch"], self.observers.note)
+
+    def _means(self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        forward = self.parts.forward(stage, self.loss_weights)
+        return evaluate(forward, role.feed, role.plan, interrupted, self._reducer_of(role))
+
+    def _reducer_of(self, role: Role) -> Reducer | None:
+        whole = self.ranks.alone and role.plan.num_shards == 1
+        return None if whole else self.make_reducer()
