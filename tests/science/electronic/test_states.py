@@ -72,6 +72,7 @@ def test_the_weights_are_the_integrals_of_hats(grid: EnergyGrid, temperature: fl
             assert found == pytest.approx(exact(grid, number, fermi, temperature), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_energies_move_with_the_density_of_states_as_their_derivative_says():
     quadrature = Quadrature(EnergyGrid(11, 0.5, -2.0), [1000.0, 5000.0])
     dos = torch.rand(2, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5

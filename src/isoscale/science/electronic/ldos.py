@@ -128,6 +128,7 @@ class Ldos(Supervised):
         if self._terms is None:
             raise UserError("task.physics.loss is known in a training only: leave it out to run a step by itself")
         error = prediction - target  # in float32 also where the prediction is in half precision, as the target is not
+        # a plain mean over the points shares its backward pass with the other terms; a pair would need one of its own
         mean = ldos.mean if type(ldos.weight) is int and ldos.weight == len(target) else ldos
         return {"ldos": mean, **self._terms(error, batch["snapshot"])}
 

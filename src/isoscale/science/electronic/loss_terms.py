@@ -103,7 +103,7 @@ def sensitivities(source: SnapshotSource, grid: EnergyGrid) -> dict[str, Tensor]
         filling = fill_with(dos, electrons, Quadrature(grid, [each.temperature for each in known]))
         (slopes,) = torch.autograd.grad(filling.band_energy.sum(), dos)
     for snapshot, fermi in zip(source.snapshots, filling.fermi.tolist(), strict=True):
-        if fermi != fermi:
+        if math.isnan(fermi):
             raise UserError(
                 f"task.physics.loss: the states of {snapshot.name} have no Fermi level on the energy grid, which does "
                 "not hold all its electrons: is task.energies right?"

@@ -1,0 +1,250 @@
+"""What people look at of a trained potential: errors by system, predictions against labels, and files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isoscale.data.sources import Source
+from isoscale.engine.survey import Seen, Store, Survey
+from isoscale.observe.exhibits import Parity
+from isoscale.science.potentials.model import Prediction
+from isoscale.science.potentials.statistics import systems_of
+from isoscale.science.potentials.systems import LABELS
+
+OF_ATOMS = ("force", "atom_energy")
+PER_ATOM = ("energy", "virial")
+"""Labels whose errors are shown divided by the number of atoms."""
+MEV = 1000.0
+"""In an eV."""
+NUM_BINS = 256
+"""Of forces in each direction, before those without any are cut off."""
+
+
+def in_stored_order(found: Prediction, places: Tensor) -> dict[str, Tensor]:
+    """A prediction by name, with atoms where the stored frame has them; what is no atom there is 0."""
+    return _stored(found._asdict(), places)
+
+
+def _stored(values: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
+    """Atoms (frames, places, …) moved to `places` (frames, places), of which -1 are none."""
+    width = max(places.shape[1], int(places.max()) + 1)
+    # those that are none go to a place past the end, which is cut off
+    index = torch.where(places < 0, width, places).long()
+    found = dict(values)
+    for name in OF_ATOMS:
+        if name in values:
+            own = values[name]
+            empty = own.new_zeros(len(own), width + 1, *own.shape[2:])
+            where = index.view(*index.shape, *[1] * (own.dim() - 2)).expand_as(own)
+            found[name] = empty.scatter(1, where, own)[:, :width]
+    return found
+
+
+def survey(survey: Survey) -> dict[str, float]:
+    """Errors of all frames and of each system, and pictures where somebody looks."""
+    occasion = survey.occasion
+    if not occasion.is_full and not occasion.shows:
+        return {}
+    looked = _Looked(survey)
+    if occasion.shows:
+        looked.show()
+    return looked.errors() if occasion.is_full else {}
+
+
+def conclude(survey: Survey, store: Store) -> None:
+    """Write energies, forces and virials, under the name of each system and with atoms as they are stored."""
+    systems = Systems(survey.source)
+    tables = [_tables(store, name, system) for name, system in zip(systems.names, systems.sources, strict=True)]
+    for seen in survey.look():
+        numbers, frames = systems.whose(seen.samples.cpu())
+        for place, (number, frame) in enumerate(zip(numbers.tolist(), frames.tolist(), strict=True)):
+            for name, table in tables[number].items():
+                row = seen.output[name][place].cpu().numpy()
+                table[frame] = row[: table.shape[1]] if name in OF_ATOMS else row
+
+
+def _tables(store: Store, name: str, system: Any) -> dict[str, Any]:
+    """Arrays for all frames of a system; what is never predicted stays without a value."""
+    frames, atoms = len(system), system.num_atoms
+    shapes = {
+        "energy": (frames,), "force": (frames, atoms, 3), "virial": (frames, 3, 3), "atom_energy": (frames, atoms)
+    }  # fmt: skip
+    tables = {label: store.new(f"{name}.{label}", shape, np.float64) for label, shape in shapes.items()}
+    for table in tables.values():
+        table[...] = np.nan
+    return tables
+
+
+class Systems:
+    """The systems of a source, and which of them a frame belongs to."""
+
+    def __init__(self, source: Source) -> None:
+        """Frames are numbered one system after the other, also where batches mix them."""
+        self.sources: list[Any] = systems_of(source)
+        self.names = short_names([each.name for each in self.sources])
+        self._starts = torch.tensor([0, *np.cumsum([len(each) for each in self.sources])])
+
+    def counts(self) -> dict[str, int]:
+        """Frames of each, by name."""
+        return {name: len(each) for name, each in zip(self.names, self.sources, strict=True)}
+
+    def whose(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of each frame's system, and the number of the frame there."""
+        numbers = torch.searchsorted(self._starts, samples, right=True) - 1
+        return numbers, samples - self._starts[numbers]
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The last words of paths, as many as it takes to tell them apart."""
+    words = [PurePath(path.replace("#", "/")).parts for path in paths]
+    for count in range(1, max(map(len, words)) + 1):
+        names = ["/".join(part.strip("/") for part in each[-count:]).lstrip("/") for each in words]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} {number}" for number, name in enumerate(names)]  # one system, given several times
+
+
+class _Looked:
+    """All frames of a survey, looked at once."""
+
+    def __init__(self, survey: Survey) -> None:
+        self._survey, self._systems = survey, Systems(survey.source)
+        self._forces = _Counts(survey.device)
+        sums: dict[int, list[Tensor]] = {}
+        for seen in survey.look():
+            found = sums.setdefault(seen.shard, self._zeros())
+            self._add(seen, *found)
+        sizes = survey.largest(self._forces.size.view(1))
+        self._forces.grow_to(int(sizes[0]))
+        for found in sums.values():
+            found[-1].zero_()
+        if sums:
+            next(iter(sums.values()))[-1].copy_(self._forces.counts)
+        self._errors, energies, counts = survey.add(sums, self._zeros)
+        self._energies = energies[:, energies[2] > 0]
+        self._forces.counts = counts
+
+    def _zeros(self) -> list[Tensor]:
+        """Sums of errors (systems, labels, 3), energies (3, frames), and counts of forces."""
+        shapes = (len(self._systems.sources), len(LABELS), 3), (3, len(self._survey.source)), (NUM_BINS, NUM_BINS)
+        return [torch.zeros(shape, dtype=torch.float64, device=self._survey.device) for shape in shapes]
+
+    def _add(self, seen: Seen, errors: Tensor, energies: Tensor, counts: Tensor) -> None:
+        true = _stored({label: seen.batch[label] for label in LABELS if label in seen.batch}, seen.batch["places"])
+        is_atom = _stored({"atom_energy": (seen.batch["places"] >= 0).double()}, seen.batch["places"])["atom_energy"]
+        num_atoms = is_atom.sum(1)
+        numbers = self._systems.whose(seen.samples.cpu())[0].to(is_atom.device)
+        for place, label in enumerate(LABELS):
+            if label in true:
+                has = seen.batch.get(f"has_{label}", torch.ones_like(num_atoms)).double()
+                apart = _apart(label, seen.output[label], true[label], num_atoms) * has.unsqueeze(1)
+                count = has * (num_atoms if label in OF_ATOMS else 1) * {"force": 3, "virial": 9}.get(label, 1)
+                rows = torch.stack([apart.square().sum(1), apart.abs().sum(1), count], 1)
+                errors[:, place].index_add_(0, numbers, rows)
+        if "energy" in true:
+            has = seen.batch.get("has_energy", torch.ones_like(num_atoms)).double()
+            rows = torch.stack([true["energy"].double() / num_atoms, seen.output["energy"] / num_atoms, has])
+            energies[:, seen.samples.to(energies.device)] = rows
+        if "force" in true:
+            has = seen.batch.get("has_force", torch.ones_like(num_atoms)).double()
+            real = (is_atom * has.unsqueeze(1)).bool()
+            self._forces.add(true["force"][real].double(), seen.output["force"][real].double())
+
+    def errors(self) -> dict[str, float]:
+        """Errors in every label, learned or not; and where there are several systems, those and the frames of each."""
+        found: dict[str, float] = {}
+        parts = list(zip(self._systems.names, self._errors, strict=True))
+        for name, errors in [*(parts if len(parts) > 1 else []), ("", self._errors.sum(0))]:
+            end = f"/{name}" if name else ""
+            for label, sums in zip(LABELS, errors, strict=True):
+                if sums[2] > 0:
+                    found[f"{label}_rmse{end}"], found[f"{label}_mae{end}"] = _measures(sums)
+        if len(parts) > 1:
+            counts = self._systems.counts()
+            found |= {"frames": sum(counts.values()), **{f"frames/{name}": count for name, count in counts.items()}}
+        return found
+
+    def show(self) -> None:
+        """Energies and forces against their labels."""
+        energies, forces = self._errors.sum(0)[:2]
+        if energies[2] > 0:
+            middle = float(self._energies[0].mean())
+            apart = MEV * (self._energies[:2] - middle)
+            what = f"energy above {middle:.3f} eV/atom (meV/atom)"
+            self._survey.show("energy_parity", Parity(*_counted(apart), what, _words(energies, MEV)))
+        if forces[2] > 0:
+            self._survey.show("force_parity", Parity(*self._forces.cut(), "force (eV/Å)", _words(forces)))
+
+
+def _apart(label: str, predicted: Tensor, true: Tensor, num_atoms: Tensor) -> Tensor:
+    """Errors (frames, entries) as people see them."""
+    apart = (predicted.double() - true.double()).reshape(len(true), -1)
+    return apart / num_atoms.unsqueeze(1) if label in PER_ATOM else apart
+
+
+def _measures(sums: Tensor) -> tuple[float, float]:
+    """The root of the mean square, and the mean, of errors, from sums of squares, of sizes, and their number."""
+    squares, sizes, count = sums.tolist()
+    return (squares / count) ** 0.5, sizes / count
+
+
+def _words(sums: Tensor, unit: float = 1.0) -> list[str]:
+    """What a picture says about errors."""
+    root, mean = _measures(sums)
+    return [f"mean absolute error {unit * mean:.3g}", f"root mean square error {unit * root:.3g}"]
+
+
+def _counted(energies: Tensor) -> tuple[Any, float, float]:
+    """Frames by their true and predicted energy (2, frames)."""
+    true, predicted = energies.cpu().numpy()
+    low, high = float(energies.min()), float(energies.max())
+    room = 0.02 * (high - low) or 0.5
+    low, high = low - room, high + room
+    return np.histogram2d(true, predicted, bins=NUM_BINS // 4, range=[[low, high]] * 2)[0], low, high
+
+
+class _Counts:
+    """How many values were predicted how, around 0; a range that is too small is doubled, and no value is lost.
+
+    Ranges are powers of two, so that what several ranks count can be put together.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.counts = torch.zeros(NUM_BINS, NUM_BINS, dtype=torch.float64, device=device)
+        self.size = torch.tensor(-10.0, dtype=torch.float64)
+        """Values up to 2 to its power are counted."""
+
+    def add(self, true: Tensor, predicted: Tensor) -> None:
+        """Count some more."""
+        if not true.numel():
+            return
+        largest = float(torch.maximum(true.abs().max(), predicted.abs().max()))
+        if not np.isfinite(largest):
+            return
+        self.grow_to(int(np.ceil(np.log2(max(largest, 2.0**-10)))))
+        width = 2.0 ** (float(self.size) + 1) / NUM_BINS
+        rows, columns = (
+            (each / width + NUM_BINS / 2).long().clamp(0, NUM_BINS - 1).flatten() for each in (true, predicted)
+        )
+        found = torch.bincount(rows * NUM_BINS + columns, minlength=NUM_BINS**2)
+        self.counts += found.view_as(self.counts)
+
+    def grow_to(self, size: int) -> None:
+        """Double the range until it is of this size."""
+        while int(self.size) < size:
+            half = self.counts.view(NUM_BINS // 2, 2, NUM_BINS // 2, 2).sum((1, 3))
+            self.counts = torch.nn.functional.pad(half, [NUM_BINS // 4] * 4)
+            self.size += 1
+
+    def cut(self) -> tuple[Any, float, float]:
+        """The counts, and their range, without empty bins at the ends."""
+        seen = torch.nonzero(self.counts)
+        middle = NUM_BINS // 2
+        reach = int(max(middle - seen.min(), seen.max() - middle + 1)) if len(seen) else middle
+        inner = slice(middle - reach, middle + reach)
+        high = 2.0 ** float(self.size) * reach / middle
+        return self.counts[inner, inner].cpu().numpy(), -high, high
