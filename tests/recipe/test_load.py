@@ -130,6 +130,13 @@ def test_an_unknown_name_suggests_a_preset_and_the_command():
     assert "isoscale recipe list" in str(caught.value)
 
 
+def test_an_unknown_name_suggests_a_file_beside_it(write, tmp_path):
+    (tmp_path / "input_water.json").write_text("{}")
+    for name in ("input_water.jsn", "inputwater.json", "input_water"):
+        with pytest.raises(RecipeError, match=r"did you mean .*input_water\.json"):
+            load_recipe(str(tmp_path / name))
+
+
 @pytest.mark.parametrize("source", ["", " ", "../images/digits", "nowhere.yaml", Path("images/digits")])
 def test_what_is_not_there_is_not_found(source):
     with pytest.raises(RecipeError, match="there is no preset or file"):
@@ -206,6 +213,7 @@ def test_what_is_written_reads_back_equal(written):
 
 
 @given(st.dictionaries(st.text(), values, max_size=3))
+@pytest.mark.slow
 def test_any_arguments_survive_a_load_and_a_write(arguments):
     loaded = load_recipe({"task": {"class": "a.B", "argument": {"inner": arguments}}})
     again = plain(read_yaml(loaded.to_yaml(), "x.yaml", []))

@@ -28,6 +28,7 @@ HARMLESS: tuple[KeyPath, ...] = (
     ("parallel", "pin"),
     ("data", "residency"),
     ("data", "workers"),
+    ("task", "statistics_file"),  # what it holds is in the weights from the first step on
 )
 """Sections and keys that never change the result."""
 LENGTHS: tuple[KeyPath, ...] = (("train", "epochs"), ("train", "steps"))

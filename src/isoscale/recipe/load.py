@@ -1,12 +1,13 @@
 """Load a recipe: find it, lay it over what it extends, apply overrides, check it, and keep every origin."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from isoscale.recipe.importing.reading import is_input, translated
 from isoscale.recipe.overrides import Overrides, apply_overrides
-from isoscale.recipe.presets import DEFAULT_PRESET, locate, read_location
+from isoscale.recipe.presets import DEFAULT_PRESET, Location, locate, read_location
 from isoscale.recipe.problems import DEFAULT, KeyPath, Problem, RecipeError, with_origin
 from isoscale.recipe.schema import Recipe
 from isoscale.recipe.sweep import SECTION, sweep_problems, with_nested_keys
@@ -23,9 +24,12 @@ class LoadedRecipe:
     """Everything the recipe says of one training, defaults filled in, as plain JSON values; `extends` is resolved and
     gone, and so is `sweep`."""
     origins: dict[KeyPath, str]
-    """For each value: `images/digits.yaml:12`, `my.yaml:3`, `command line`, `Python call` or `default`."""
+    """For each value: `images/digits.yaml:12`, `my.yaml:3`, `command line`, `Python call` or `default`; in front of the
+    key of another program's file, which the value was translated from, as in `input.json: training.numb_steps`."""
     name: str
     """What runs of this recipe are called."""
+    notes: list[str] = field(default_factory=list)
+    """What there is to know where another program's file was read."""
 
     @property
     def sweep_note(self) -> str | None:
@@ -59,33 +63,37 @@ def load_recipe(
     overrides: Overrides = (),
     *,
     check_components: bool = False,
+    world: int | None = None,
 ) -> LoadedRecipe:
     """Load a preset, a file or a mapping; raises RecipeError with every problem that was found.
 
-    With `check_components`, the classes that the recipe names are imported and their arguments checked as well.
+    With `check_components`, the classes that the recipe names are imported and their arguments checked as well. `world`
+    is the number of ranks that an input file of another program speaks of; by default those of this start.
     """
     problems: list[Problem] = []
-    node, name = _read(DEFAULT_PRESET if source is None else source, problems)
-    return _checked(node, name, overrides, problems, check_components)
+    read = _read(DEFAULT_PRESET if source is None else source, problems)
+    node, notes = _applied(read, [overrides], world, problems)
+    return replace(_checked(node, read.name, problems, check_components), notes=notes)
 
 
 def load_variants(
     source: str | Path | None, overrides: Overrides, variants: Mapping[str, Mapping[str, Any]], *,
-    check_components: bool = False,
+    check_components: bool = False, world: int | None = None,
 ) -> dict[str, LoadedRecipe]:  # fmt: skip
-    """The same recipe with other values, several times by name, read only once.
+    """The same recipe with other values, several times by name, read only once; `world` as for `load_recipe`.
 
     Raises RecipeError with every problem that was found, each with the first variant that has it.
     """
     problems: list[Problem] = []
-    node, name = _read(DEFAULT_PRESET if source is None else source, problems)
-    node = apply_overrides(node, overrides, problems)
-    written = origins(node)
+    read = _read(DEFAULT_PRESET if source is None else source, problems)
+    written = origins(_applied(read, [overrides], world, list(problems))[0])
     found: dict[str, LoadedRecipe] = {}
     wrong: dict[str, Problem] = {}
     for variant, values in variants.items():
         try:
-            found[variant] = _of_sweep(_checked(node, name, values, list(problems), check_components), values)
+            here = list(problems)
+            node, _ = _applied(read, [overrides, values], world, here)
+            found[variant] = _of_sweep(_checked(node, read.name, here, check_components), values)
         except RecipeError as error:
             for problem in error.problems:
                 wrong.setdefault(str(replace(problem, origin=None)), _in_variant(problem, variant, values, written))
@@ -97,7 +105,9 @@ def load_variants(
 def _of_sweep(loaded: LoadedRecipe, values: Mapping[str, Any]) -> LoadedRecipe:
     """With the sweep as the origin of its values."""
     swept = [tuple(key.split(".")) for key in values]
-    inside = {path: SECTION for path in loaded.origins if any(_begins(path, key) for key in swept)}
+    translated_from = {f"{PYTHON_CALL}: {key}": f"{SECTION}: {key}" for key in values}
+    inside = {path: translated_from[where] for path, where in loaded.origins.items() if where in translated_from}
+    inside |= {path: SECTION for path in loaded.origins if any(_begins(path, key) for key in swept)}
     return replace(loaded, origins=loaded.origins | inside)
 
 
@@ -115,10 +125,7 @@ def _in_variant(
     return replace(problem, message=f"{problem.message} (in the point {variant})", origin=origin)
 
 
-def _checked(
-    node: Node, name: str, overrides: Overrides, problems: list[Problem], check_components: bool
-) -> LoadedRecipe:
-    node = apply_overrides(node, overrides, problems)
+def _checked(node: Node, name: str, problems: list[Problem], check_components: bool) -> LoadedRecipe:
     values = plain(node)
     recipe, schema_problems = validate(values)
     schema_problems += sweep_problems(values.get(SECTION))
@@ -159,29 +166,62 @@ def _leaves(value: Any, path: KeyPath = ()) -> list[KeyPath]:
     return [leaf for key, child in entries for leaf in _leaves(child, (*path, key))]
 
 
-def _read(source: str | Path | Mapping[str, Any], problems: list[Problem]) -> tuple[Node, str]:
+class _Read(NamedTuple):
+    """What stands in a file or a mapping, laid over what it extends."""
+
+    node: Node
+    name: str
+    is_input: bool = False
+    """Whether it is an input of another program, as it was written."""
+    label: str = ""
+    folder: Path = Path()
+
+
+def _applied(
+    read: _Read, overrides: Sequence[Overrides], world: int | None, problems: list[Problem]
+) -> tuple[Node, list[str]]:
+    """The recipe with its overrides, in their order, and what there is to know about its translation."""
+    node, notes, rest = read.node, list[str](), list(overrides)
+    if read.is_input:
+        node, rest, notes = translated(node, read.label, read.folder, overrides, world, problems)
+    for each in rest:
+        node = apply_overrides(node, each, problems)
+    return node, notes
+
+
+def _read(source: str | Path | Mapping[str, Any], problems: list[Problem]) -> _Read:
     if isinstance(source, Mapping):
-        node = with_nested_keys(with_class_keys(from_plain(source, PYTHON_CALL, problems), problems))
-        return _extended(node, Path(), (), problems), "recipe"
+        node = from_plain(source, PYTHON_CALL, problems)
+        if is_input(node):
+            return _Read(node, "input", is_input=True, label=str(PYTHON_CALL))
+        node = with_nested_keys(with_class_keys(node, problems))
+        return _Read(_extended(node, Path(), (), problems), "recipe")
     location = locate(source, Path())
-    return _read_extended(source, Path(), (), problems), location.name
+    node = read_location(location, problems)
+    if is_input(node):
+        return _Read(node, location.name, True, location.label, location.folder)
+    return _Read(_over_bases(node, location, (), problems), location.name)
+
+
+def _over_bases(node: Node, location: Location, chain: Sequence[tuple[str, str]], problems: list[Problem]) -> Node:
+    """A file laid over what it extends; `chain` is who extends whom on the way here."""
+    node = with_nested_keys(with_class_keys(node, problems))
+    return _extended(node, location.folder, (*chain, (location.identity, location.label)), problems)
 
 
 def _read_extended(
-    source: str | Path,
-    folder: Path,
-    chain: Sequence[tuple[str, str]],
-    problems: list[Problem],
-    origin: str | None = None,
+    source: str, folder: Path, chain: Sequence[tuple[str, str]], problems: list[Problem], origin: str
 ) -> Node:
-    """Read a recipe and lay it over what it extends; `chain` is who extends whom on the way here."""
+    """Read a recipe that another one extends, and lay it over what it extends itself."""
     location = locate(source, folder, origin)
-    here = (location.identity, location.label)
-    if here[0] in [identity for identity, _ in chain]:
-        names = " → ".join(label for _, label in (*chain, here))
+    if location.identity in [identity for identity, _ in chain]:
+        names = " → ".join(label for label in (*(label for _, label in chain), location.label))
         raise RecipeError([Problem(("extends",), f"recipes extend each other in a circle: {names}", origin)])
-    node = with_nested_keys(with_class_keys(read_location(location, problems), problems))
-    return _extended(node, location.folder, (*chain, here), problems)
+    node = read_location(location, problems)
+    if is_input(node):
+        message = f"{source} is an input of DeePMD-kit; `isoscale recipe import` makes a recipe of it, to be extended"
+        raise RecipeError([Problem(("extends",), message, origin)])
+    return _over_bases(node, location, chain, problems)
 
 
 def _extended(node: Node, folder: Path, chain: Sequence[tuple[str, str]], problems: list[Problem]) -> Node:

@@ -77,7 +77,15 @@ def _not_found(source: str, path: Path, presets: list[str], origin: str | None) 
     if source.strip() and path.exists():
         return Problem((), f'"{source}" is no recipe: {accepted}', origin)
     message = f'there is no preset or file "{source}" (`isoscale recipe list` shows the presets)'
-    return Problem((), message, origin, nearest(source, presets))
+    return Problem((), message, origin, nearest(source, [*presets, *_beside(source, path)]))
+
+
+def _beside(source: str, path: Path) -> list[str]:
+    """The recipes and input files in the folder of a path, as its writer would name them."""
+    try:
+        return [str(Path(source).with_name(file.name)) for file in path.parent.iterdir() if file.suffix in SUFFIXES]
+    except (OSError, ValueError):  # no such folder, or a path without a name
+        return []
 
 
 def read_location(location: Location, problems: list[Problem]) -> Node:

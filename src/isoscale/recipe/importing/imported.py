@@ -1,12 +1,12 @@
 """A recipe that is made from another program's file: its values, where each comes from, and what it does not hold."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from isoscale.recipe.problems import KeyPath
-from isoscale.recipe.tree import children
+from isoscale.recipe.tree import Node, Origin, children
 from isoscale.recipe.yaml_writer import write_yaml
 
 WIDTH = 118
@@ -61,12 +61,25 @@ class Imported:
         """Say what to do about a parameter that could not be translated."""
         self.by_hand.append(Remark(parameter, text))
 
+    def to_node(self) -> Node:
+        """The recipe as if it had been read from a file."""
+        return _node(self.values, (), self.origins, Origin(self.source))
+
     def to_yaml(self) -> str:
         """The recipe, with the parameter that it comes from behind each value, and what is left to do at the top."""
         lines = [f"From {self.source}. Behind each value stands the parameter that it comes from."]
         if self.by_hand:
             lines += ["", "To do by hand:", *(line for remark in self.by_hand for line in _wrapped(str(remark)))]
         return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + write_yaml(self.values, self.origins)
+
+
+def _node(value: Any, path: KeyPath, origins: Mapping[KeyPath, str], around: Origin) -> Node:
+    here = Origin(origins[path]) if path in origins else around
+    if isinstance(value, dict):
+        return Node({key: _node(child, (*path, key), origins, here) for key, child in value.items()}, here)
+    if isinstance(value, list):
+        return Node([_node(child, (*path, number), origins, here) for number, child in enumerate(value)], here)
+    return Node(value, here)
 
 
 def _below(value: Any, path: KeyPath) -> Iterator[KeyPath]:

@@ -1,0 +1,396 @@
+"""From an input file of DeePMD-kit to a recipe that trains the same."""
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from isoscale.recipe.importing.deepmd_said import Said
+from isoscale.recipe.importing.deepmd_words import OPTIMIZERS, PRECISIONS, PROBABILITIES, TERMS
+from isoscale.recipe.importing.imported import Imported, Remark
+from isoscale.recipe.problems import Problem
+from isoscale.recipe.tree import Node
+
+DESCRIPTOR, FITTING = "model.descriptor", "model.fitting_net"
+RATE, TRAINING = "learning_rate", "training.training_data"
+VALIDATION = "training.validation_data"
+FEWEST_KEPT = 2
+AUTO_FACTOR, AUTO_STEP = 1.1, 4
+"""`auto` leaves room for so many times the neighbours that are found, cut to a whole number, in steps of so many."""
+STOP_LR = 5e-8
+"""The last learning rate of a file that says none."""
+SYSTEMS_ELSEWHERE = (
+    '; say where they are: "{parameter}=[FOLDER, …]", or isoscale recipe import FILE --data FOLDER --out RECIPE, where '
+    "FOLDER is what they lie in"
+)
+"""What to do about systems that are not found."""
+OF_EXP = ("decay_steps", "decay_rate", "smooth")
+"""Keys of a learning rate that falls exponentially."""
+
+
+def is_input(node: Node) -> bool:
+    """Whether a file is an input of DeePMD-kit."""
+    sections = node.value if isinstance(node.value, dict) else {}
+    return all(isinstance(sections[name].value, dict) if name in sections else False for name in ("model", "training"))
+
+
+def translate(
+    node: Node, source: str, folder: Path, world: int, problems: list[Problem], moved: Path | None = None
+) -> Imported:
+    """The recipe of an input file for a first start with `world` ranks; what it cannot say becomes problems.
+
+    Systems are in the current folder or in `folder`, that of the file; or else in `moved`, by the end of their paths.
+    """
+
+    def places(name: str) -> list[str]:
+        named = [_absolute(name, Path()), _absolute(name, folder)]
+        if moved is None:
+            return list(dict.fromkeys(named))
+        file, hash_sign, group = name.partition("#")
+        words = [word for word in Path(file).parts if word not in ("/", "..")]
+        ends = ["/".join(words[start:]) for start in range(len(words))]
+        return [_absolute(end + hash_sign + group, moved) for end in ends or [""]]
+
+    imported = Imported(f"{source}, an input of DeePMD-kit")
+    translation = _Translation(Said(node, problems), imported, world, places)
+    translation.translate()
+    if not problems:
+        translation.count_neighbours()
+    return imported
+
+
+class _Translation:
+    """Takes keys out of a file, section by section of the recipe."""
+
+    def __init__(self, said: Said, imported: Imported, world: int, places: Callable[[str], list[str]]) -> None:
+        self._said, self._imported, self._world, self._places = said, imported, world, places
+        self._has_advised = False
+
+    def translate(self) -> None:
+        self._put("seed", "training.seed", self._said["training.seed"] or 0)
+        self._task()
+        self._data()
+        self._optimizer()
+        self._schedule()
+        self._train()
+        self._observe()
+        self._remark()
+
+    def _put(self, key: str, parameter: str, *value: Any, words: str = "") -> None:
+        """Set a key to what a parameter says, or to another value that comes from it, with `words` on how."""
+        origin = self._said.origin(parameter) + words
+        self._imported.put(key, value[0] if value else self._said[parameter], origin)
+
+    def _note(self, parameter: str, text: str) -> None:
+        self._imported.needless.append(Remark(parameter, text))
+
+    def _only(self, parameter: str, *known: str) -> str:
+        value = str(self._said[parameter])
+        if value not in known:
+            self._said.wrong(parameter, f'"{value}" is not supported here; known is {", ".join(known)}')
+            return known[0]
+        return value
+
+    def _task(self) -> None:
+        said = self._said
+        said.needed("model.type_map")
+        self._put("task.class", f"{FITTING}.type", "potential")
+        self._put("task.model.class", "model.type", "deep_potential")
+        self._put("task.model.types", "model.type_map")
+        self._descriptor()
+        self._put("task.model.fitting_widths", f"{FITTING}.neuron")
+        self._put("task.model.fitting_dt", f"{FITTING}.resnet_dt")
+        self._labels()
+        self._put("task.statistics_frames", "model.data_stat_nbatch")
+        if said["training.stat_file"]:
+            self._put("task.statistics_file", "training.stat_file", _absolute(said["training.stat_file"], Path()))
+
+    @property
+    def _terms(self) -> dict[str, str]:
+        """What is learnt, by its short name in the file: what weighs something at one time or another."""
+        names = ("loss.start_pref_{}", "loss.limit_pref_{}")
+        return {short: term for short, term in TERMS.items() if any(self._said[name.format(short)] for name in names)}
+
+    def _labels(self) -> None:
+        if not self._terms:
+            self._said.wrong("loss.start_pref_e", "no part of the loss weighs anything: there is nothing to learn")
+        self._put("task.labels", "loss.start_pref_e", list(self._terms.values()), words=" and others")
+
+    def _descriptor(self) -> None:
+        sel = self._said[f"{DESCRIPTOR}.sel"]
+        if isinstance(sel, str) and _auto_factor(sel) is None:
+            self._said.wrong(f"{DESCRIPTOR}.sel", f'"{sel}" is no list of numbers, auto or auto:1.2 (at least auto:1)')
+        self._said.needed(f"{DESCRIPTOR}.type")
+        self._put("task.model.descriptor.class", f"{DESCRIPTOR}.type", "se_e2_a")
+        self._put("task.model.descriptor.sel", f"{DESCRIPTOR}.sel")
+        for word, parameter in {
+            "cutoff": "rcut", "smooth": "rcut_smth", "widths": "neuron", "axis_width": "axis_neuron",
+            "dt": "resnet_dt", "one_side": "type_one_side",
+        }.items():  # fmt: skip
+            self._put(f"task.model.descriptor.{word}", f"{DESCRIPTOR}.{parameter}")
+
+    def count_neighbours(self) -> None:
+        """Find the numbers of neighbours that the file leaves open, on all training data."""
+        sel = self._said[f"{DESCRIPTOR}.sel"]
+        factor = _auto_factor(sel) if isinstance(sel, str) else None
+        if factor is None:
+            return
+        most = _most_neighbours(self._imported.values)
+        room = [-(-int(number * factor) // AUTO_STEP) * AUTO_STEP for number in most]
+        self._put("task.model.descriptor.sel", f"{DESCRIPTOR}.sel", room, words=f" ({sel})")
+        self._note(f"{DESCRIPTOR}.sel", f"{sel} is {room} here: no atom of the training data has more than {most}")
+
+    def _data(self) -> None:
+        self._put("data.class", f"{TRAINING}.systems", "atomic_systems")
+        self._put("data.train", f"{TRAINING}.systems", self._systems(f"{TRAINING}.systems"))
+        if self._said.has_section(VALIDATION):
+            self._put("data.val", f"{VALIDATION}.systems", self._systems(f"{VALIDATION}.systems"))
+        self._probabilities()
+        self._batch_size()
+
+    def _systems(self, parameter: str) -> list[str]:
+        given = self._said.needed(parameter) or []
+        names = [given] if isinstance(given, str) else given
+        found = {_absolute(name, Path()): self._system(parameter, name) for name in names}
+        twice = next((place for place, count in Counter(found.values()).items() if count > 1), None)
+        if twice is not None:
+            self._said.wrong(parameter, f"several systems would be {twice}: keep as much of their paths as tells them "
+                                        "apart")  # fmt: skip
+        return [found[_absolute(name, Path())] for name in names]
+
+    def _system(self, parameter: str, name: str) -> str:
+        """A system where it is now; a group of an HDF5 file stands behind #."""
+        places = self._places(name)
+        found = next((place for place in places if Path(place.partition("#")[0]).exists()), None)
+        if found is None:
+            advice = "" if self._has_advised else SYSTEMS_ELSEWHERE.format(parameter=parameter)
+            self._said.wrong(parameter, f'there is no "{name}": not as {", and not as ".join(places)}{advice}')
+            self._has_advised = True
+        return found or name
+
+    def _probabilities(self) -> None:
+        if self._said[f"{TRAINING}.sys_probs"]:
+            self._put("data.probabilities", f"{TRAINING}.sys_probs")
+            return
+        kind, semicolon, blocks = str(self._said[f"{TRAINING}.auto_prob"]).partition(";")
+        if kind not in PROBABILITIES:
+            self._only(f"{TRAINING}.auto_prob", *PROBABILITIES)
+            return
+        self._put("data.probabilities", f"{TRAINING}.auto_prob", PROBABILITIES[kind] + semicolon + blocks)
+
+    def _batch_size(self) -> None:
+        """The batch of all ranks together: as many as the file says for each of them."""
+        parameter = f"{TRAINING}.batch_size"
+        given = self._rule(parameter)
+        words = f" × {self._world} ranks" if self._world > 1 else ""
+        mixed = _mixed(given)
+        if mixed is not None:
+            self._put("data.batches", parameter, "mixed")
+        self._put("data.batch_size", parameter, _times(mixed or given, self._world), words=words)
+        if self._said.has_section(VALIDATION):
+            self._eval_batch_size(f"{VALIDATION}.batch_size")
+
+    def _eval_batch_size(self, parameter: str) -> None:
+        given = self._rule(parameter)
+        number = given if isinstance(given, int) else _mixed(given)
+        if number is not None:
+            self._put("data.eval_batch_size", parameter, number)
+
+    def _rule(self, parameter: str) -> int | list[int] | str:
+        """How a batch is chosen."""
+        given: int | list[int] | str = self._said[parameter]
+        if isinstance(given, str) and not re.fullmatch("auto|(auto|mixed):[0-9]*[1-9][0-9]*", given):
+            self._said.wrong(parameter, f'"{given}" is not supported here; known is a number, a list of numbers, auto, '
+                                        "auto:N and mixed:N")  # fmt: skip
+            return "auto"
+        return given
+
+    def _optimizer(self) -> None:
+        name = self._only("optimizer.type", *OPTIMIZERS)
+        self._put("optimizer.name", "optimizer.type", OPTIMIZERS[name])
+        if "optimizer.adam_beta1" in self._said or "optimizer.adam_beta2" in self._said:
+            self._put("optimizer.betas", "optimizer.adam_beta1",
+                      [self._said["optimizer.adam_beta1"], self._said["optimizer.adam_beta2"]])  # fmt: skip
+        decay = self._said["optimizer.weight_decay"]
+        if decay is not None or name == "AdamW":
+            self._put("optimizer.weight_decay", "optimizer.weight_decay", 0.001 if decay is None else decay)
+
+    def _schedule(self) -> None:
+        self._said.needed(f"{RATE}.start_lr")
+        self._scaling()
+        kind = self._only(f"{RATE}.type", "exp", "cosine")
+        self._put("schedule.name", f"{RATE}.type", {"exp": "exponential", "cosine": "cosine"}[kind])
+        self._end()
+        if kind == "exp":
+            self._decay()
+        for name in OF_EXP if kind != "exp" else ():
+            if f"{RATE}.{name}" in self._said:
+                self._said.wrong(f"{RATE}.{name}", f"means nothing where the type is {kind}; leave it out")
+
+    def _end(self) -> None:
+        """The last learning rate: one of two keys says it, or none."""
+        stop, ratio = self._said[f"{RATE}.stop_lr"], self._said[f"{RATE}.stop_lr_ratio"]
+        if stop is not None and ratio is not None:
+            self._said.wrong(f"{RATE}.stop_lr", "say either stop_lr or stop_lr_ratio")
+        elif ratio is not None:
+            self._put("schedule.end", f"{RATE}.stop_lr_ratio", ratio * (self._said[f"{RATE}.start_lr"] or 0.0))
+        else:
+            self._put("schedule.end", f"{RATE}.stop_lr", STOP_LR if stop is None else stop)
+
+    def _decay(self) -> None:
+        every, rate = self._said[f"{RATE}.decay_steps"], self._said[f"{RATE}.decay_rate"]
+        smooth = self._said[f"{RATE}.smooth"]
+        self._put("schedule.every", f"{RATE}.smooth" if smooth else f"{RATE}.decay_steps", 1 if smooth else every)
+        if smooth and every < 1:
+            self._said.wrong(f"{RATE}.decay_steps", f"expected a number of at least 1, found {every}")
+        elif rate is not None and not 0 < rate <= 1:
+            self._said.wrong(f"{RATE}.decay_rate", f"expected a number above 0 and up to 1, found {rate:g}")
+        elif rate is not None:
+            self._put("schedule.gamma", f"{RATE}.decay_rate", rate ** (1 / every) if smooth else rate)
+
+    def _scaling(self) -> None:
+        """From one worker to all of them: by the ratio of batches, or at once where a batch depends on its system."""
+        rule = self._only(f"{RATE}.scale_by_worker", "linear", "sqrt", "none")
+        base, lr = _base(self._said[f"{TRAINING}.batch_size"]), self._said[f"{RATE}.start_lr"]
+        if self._world > 1 and rule != "none" and base is None:
+            factor = self._world if rule == "linear" else math.sqrt(self._world)
+            self._put("optimizer.lr", f"{RATE}.start_lr", (lr or 0) * factor, words=f" × {factor:g} (scale_by_worker)")
+            return
+        self._put("optimizer.lr", f"{RATE}.start_lr")
+        if self._world > 1 and base is not None:
+            self._put("schedule.scale", f"{RATE}.scale_by_worker", rule)
+            self._put("schedule.base_batch_size", f"{TRAINING}.batch_size", base)
+
+    def _train(self) -> None:
+        self._length()
+        self._precision()
+        if self._said.has_section(VALIDATION):
+            self._put("train.evaluate", "training.disp_freq", f"{self._said['training.disp_freq']} steps")
+            self._put("train.limit_val_batches", f"{VALIDATION}.numb_btch")
+        else:
+            self._put("train.evaluate", f"{VALIDATION}.systems", "never")
+        if self._said["training.gradient_max_norm"]:
+            self._put("train.clip", "training.gradient_max_norm")
+        for short, term in self._terms.items():
+            self._weight(term, f"loss.start_pref_{short}", f"loss.limit_pref_{short}")
+
+    def _length(self) -> None:
+        steps, epochs = self._said["training.numb_steps"], self._said["training.num_epoch"]
+        if (steps is None) == (epochs is None):
+            if not self._said.is_wrong("training.numb_steps") and not self._said.is_wrong("training.num_epoch"):
+                self._said.wrong("training.numb_steps", "say either numb_steps or num_epoch")
+        elif steps is not None:
+            self._put("train.steps", "training.numb_steps")
+            self._put("train.epochs", "training.numb_steps", None)
+        elif epochs == int(epochs):
+            self._put("train.epochs", "training.num_epoch", int(epochs))
+        else:
+            self._said.wrong("training.num_epoch", f"expected whole epochs, found {epochs:g}; say training.numb_steps")
+
+    def _precision(self) -> None:
+        descriptor, fitting = (self._width(f"{section}.precision") for section in (DESCRIPTOR, FITTING))
+        self._put("train.precision", f"{FITTING}.precision", fitting)
+        if descriptor != fitting and fitting == "64":
+            self._put("task.model.descriptor.precision", f"{DESCRIPTOR}.precision", descriptor)
+        elif descriptor != fitting:
+            self._said.wrong(f"{DESCRIPTOR}.precision", "cannot be float64 beside a fitting_net of float32; the other "
+                                                        "way round, or one for both")  # fmt: skip
+
+    def _width(self, parameter: str) -> str:
+        return PRECISIONS[self._only(parameter, *PRECISIONS)]
+
+    def _weight(self, term: str, start: str, end: str) -> None:
+        key = f"train.loss_weights.{term}"
+        for parameter in (start, end):
+            if self._said[parameter] < 0:
+                self._said.wrong(parameter, f"expected 0 or more, found {self._said[parameter]:g}")
+        self._put(f"{key}.start", start)
+        self._put(f"{key}.end", end)
+        self._put(f"{key}.follows", start, "rate")
+
+    def _observe(self) -> None:
+        every, kept = self._said["training.save_freq"], self._said["training.max_ckpt_keep"]
+        self._put("checkpoint.every", "training.save_freq", f"{every} steps")
+        self._put("checkpoint.keep", "training.max_ckpt_keep", max(FEWEST_KEPT, kept))
+        if self._said.has_section(VALIDATION):
+            self._monitor()
+        self._put("observe.every", "training.disp_freq")
+        self._put("observe.curve", "training.disp_file", Path(self._said["training.disp_file"]).name)
+        if self._said["training.tensorboard"]:
+            self._put("observe.tensorboard", "training.tensorboard", 1)
+
+    def _monitor(self) -> None:
+        """What makes a checkpoint the best: an error, because the loss means something else whenever weights move."""
+        short = next((short for short in ("f", *TERMS) if short in self._terms), "e")
+        self._put("checkpoint.monitor", f"loss.start_pref_{short}", f"val/{TERMS[short]}_rmse")
+
+    def _remark(self) -> None:
+        """Say what a reader of the file would expect otherwise."""
+        said, world = self._said, self._world
+        seeds = [key for key in (f"{DESCRIPTOR}.seed", f"{FITTING}.seed") if said[key] is not None]
+        if seeds:
+            self._note(", ".join(seeds), "one seed is for everything here, also for the initial weights: training.seed")
+        if "training.save_ckpt" in said:
+            self._note("training.save_ckpt", "checkpoints are in the directory of the run, and have names of their own")
+        if said["training.max_ckpt_keep"] < FEWEST_KEPT:
+            self._note("training.max_ckpt_keep", f"at least {FEWEST_KEPT} checkpoints are kept")
+        if Path(said["training.disp_file"]).name != said["training.disp_file"]:
+            self._note("training.disp_file", f"is {Path(said['training.disp_file']).name} in the directory of the run")
+        if said["training.num_epoch"] is not None and self._imported.values["data"].get("probabilities") != "size":
+            self._note("training.num_epoch", "an epoch has as many batches as all systems together; one of DeePMD-kit "
+                                             "is longer where systems are not drawn by their size")  # fmt: skip
+        if world > 1:
+            self._note(f"{TRAINING}.batch_size", f"is for each of the {world} ranks of the first start")
+        steps, every = said["training.numb_steps"], said[f"{RATE}.decay_steps"]
+        if said[f"{RATE}.type"] == "exp" and steps is not None and every >= steps and not said[f"{RATE}.smooth"]:
+            self._note(f"{RATE}.decay_steps", f"in {steps:,} steps the rate never drops; DeePMD-kit would "
+                                                "take a smaller number: set one below the steps")  # fmt: skip
+
+
+def _auto_factor(sel: str) -> float | None:
+    """How much room `auto` or `auto:1.2` leaves; None if it is neither."""
+    found = re.fullmatch(r"auto(?::([0-9.]+))?", sel)
+    try:
+        factor = float(found[1] or AUTO_FACTOR) if found else 0.0
+    except ValueError:
+        return None
+    return factor if factor >= 1 else None
+
+
+def _most_neighbours(values: dict[str, Any]) -> list[int]:
+    """The most neighbours of each type at any atom of the training data."""
+    from isoscale.parallel.ranks import ALONE
+    from isoscale.recipe.components import instantiate
+
+    model, data = values["task"]["model"], {key: values["data"][key] for key in ("class", "train")}
+    systems = instantiate(data)
+    found = systems.with_neighbours(model["types"], model["descriptor"]["cutoff"], ALONE, lambda text: None)
+    return [max(numbers) for numbers in zip(*(each.most_neighbours for each in found.train.systems), strict=True)]
+
+
+def _absolute(name: str, folder: Path) -> str:
+    return os.path.abspath(folder / Path(name).expanduser())
+
+
+def _mixed(batch: int | list[int] | str) -> int | None:
+    """The N of `mixed:N`."""
+    found = re.fullmatch("mixed:([0-9]+)", batch) if isinstance(batch, str) else None
+    return int(found[1]) if found else None
+
+
+def _times(batch: int | list[int] | str, world: int) -> int | list[int] | str:
+    """A batch for so many workers at once."""
+    if isinstance(batch, str):
+        least = batch if ":" in batch else f"{batch}:32"
+        return batch if world == 1 else f"{least}x{world}"
+    return [size * world for size in batch] if isinstance(batch, list) else batch * world
+
+
+def _base(batch: int | list[int] | str) -> int | None:
+    """The largest batch of one worker, where it does not depend on the data."""
+    if isinstance(batch, str):
+        return _mixed(batch)
+    return max(batch) if isinstance(batch, list) and batch else batch if isinstance(batch, int) else None
