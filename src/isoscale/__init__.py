@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from isoscale.engine.pairs import Pair
     from isoscale.engine.task import Supervised, Task
     from isoscale.errors import UserError
+    from isoscale.exporting import export
     from isoscale.run import Run
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "UserError",
     "__version__",
     "exhibits",
+    "export",
     "predict",
     "shuffle_files",
     "test",
@@ -38,6 +40,7 @@ _HOMES = {
     "Trainer": "isoscale.api",
     "UserError": "isoscale.errors",
     "exhibits": "isoscale.api",
+    "export": "isoscale.exporting",
     "predict": "isoscale.api",
     "shuffle_files": "isoscale.data.shuffle",
     "test": "isoscale.api",

@@ -1,8 +1,9 @@
 """The Python calls: train, test and predict, from scripts and notebooks."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from isoscale.data.batches import Batch
+from isoscale.data.feed import Feed, Part, Slot
 from isoscale.data.sources import ROLES, Sources, as_source
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.assembly import place
 from isoscale.engine.checkpoint import read
+from isoscale.engine.config import LossWeight
 from isoscale.engine.evaluate import evaluate, show_results
 from isoscale.engine.evaluate import predict as predict_all
 from isoscale.engine.fitting import FittedStates, fitted
@@ -21,16 +25,20 @@ from isoscale.engine.loaders import is_data_module
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.roles import Role, RoleMaker
-from isoscale.engine.schedules import loss_weight
 from isoscale.engine.settings import Settings
+from isoscale.engine.show import sample
 from isoscale.engine.stage import Stage
 from isoscale.engine.step import Forward
 from isoscale.engine.survey import Store, Survey, concludes, stored, surveys
+from isoscale.engine.training_data import adapted
 from isoscale.errors import UserError
 from isoscale.observe.exhibits import Exhibit
+from isoscale.observe.waiting import Waiting
 from isoscale.opening import open_session
 from isoscale.recipe.components import instantiate
+from isoscale.recipe.components import resolve as resolve_class
 from isoscale.recipe.load import LoadedRecipe, load_recipe
+from isoscale.recipe.schema import Recipe
 from isoscale.run import Run
 from isoscale.session import Given
 
@@ -88,6 +96,25 @@ class Trainer:
         return Run(session.where, task, data)
 
 
+@dataclass(frozen=True)
+class _Watched:
+    """A feed that says how far it is."""
+
+    feed: Feed
+    num_steps: int
+    waiting: Waiting
+
+    def parts(self, step: int) -> list[list[Part]]:
+        self.waiting.at(step, self.num_steps)
+        return self.feed.parts(step)
+
+    def slot(self, step: int, num_steps: int) -> Slot:
+        return self.feed.slot(step, num_steps)
+
+    def close(self) -> None:
+        self.feed.close()
+
+
 class _Application:
     """A finished run's task on the device, ready to be applied to data."""
 
@@ -105,18 +132,29 @@ class _Application:
         )
         self.task = run.task(checkpoint)
         place(self.task, self.accelerator, self.precision, False, lambda text: None)
-        self._data = run.data() if data is None else _in_role(data, role)
+        self._data = adapted(self.task, run.data() if data is None else _in_role(data, role), say=_say)
         self.transforms = _fitted(recipe.data.transforms, run.checkpoint(checkpoint))
+        self._waiting = Waiting("batches")
 
     def role(self, name: str) -> Role:
         limit = self.settings.train.limit_test_batches if name == "test" else None
         role = RoleMaker(self._data, self.settings, self.accelerator).evaluation(name, limit)
         if role is None:
-            raise UserError(f"the data has no {name} part; give one: isoscale.test(run, data=...)")
+            systems = "name systems of atoms (--systems PATH), " if _learns_from_atoms(self.loaded.recipe) else ""
+            raise UserError(
+                f"the data has no {name} part; take another one (--role val), {systems}or give one: "
+                "isoscale.test(run, data=...)"
+            )
         check = getattr(self.task, "check_data", None)
         if check is not None:
             check(name, role.source)
-        return role
+        return replace(role, feed=_Watched(role.feed, role.plan.steps_per_epoch, self._waiting))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """While the task is applied: in its precision, and with a word to whoever waits for it."""
+        with self.precision.applied(), self._waiting:
+            yield
 
     def survey(self, stage: str, role: Role) -> Survey:
         """A look at all samples of a role together."""
@@ -128,8 +166,13 @@ class _Application:
 
     def forward(self, stage: str) -> Forward:
         recorder = Recorder(self.accelerator.device)
-        weights = {name: loss_weight(weight, 1, 2) for name, weight in self.settings.train.loss_weights.items()}
+        weights = {name: _last(weight) for name, weight in self.settings.train.loss_weights.items()}
         return Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, weights)
+
+
+def _last(weight: float | LossWeight) -> float:
+    """The weight of a loss term at the end of a training."""
+    return weight.end if isinstance(weight, LossWeight) else float(weight)
 
 
 def _fitted(specs: Sequence[Any], checkpoint: Path) -> list[Any]:
@@ -146,8 +189,10 @@ class Measured:
 
     metrics: dict[str, float]
     exhibits: dict[str, Exhibit]
-    units: Mapping[str, str]
+    units: Mapping[str, str] = field(default_factory=dict)
     """Of metrics that have one, by their names without a stage."""
+    of_all: str = "mean |error|"
+    """What metrics of all parts of the data together are called, beside those of each part."""
 
 
 def measure(
@@ -155,13 +200,34 @@ def measure(
 ) -> Measured:
     """The metrics of a run's best weights (or of another checkpoint) on its test data, and what there is to look at."""
     application = _Application(_as_run(run), checkpoint, data, role, device)
-    with application.precision.applied():
+    with application.applied():
         part, stage = application.role(role), "val" if role == "val" else "test"
-        values = evaluate(application.forward(stage), part.feed, part.plan)
+        enough = surveys(application.task) and getattr(application.task, "survey_is_enough", False)
+        values = {} if enough else evaluate(application.forward(stage), part.feed, part.plan)
         survey = application.survey(stage, part)
         if surveys(application.task):
             values = {**values, **survey.metrics()}
-    return Measured(values, survey.exhibits, getattr(application.task, "units", {}))
+    return Measured(values, survey.exhibits, **_wording(application.task))
+
+
+def _wording(task: Any) -> dict[str, Any]:
+    """How a task speaks of its metrics."""
+    return {name: getattr(task, name) for name in ("units", "of_all") if hasattr(task, name)}
+
+
+def other_systems(run: Run, paths: Sequence[str]) -> Sources:
+    """Other systems of atoms than those of a run, read as its own are."""
+    from isoscale.science.potentials import AtomicSystems
+
+    if not _learns_from_atoms(load_recipe(run.directory.recipe, check_components=False).recipe):
+        raise UserError(f"--systems is for runs that learn from systems of atoms, and {run.path} learns from others")
+    return AtomicSystems(test=list(paths))
+
+
+def _learns_from_atoms(recipe: Recipe) -> bool:
+    from isoscale.science.potentials import AtomicSystems
+
+    return recipe.data.class_ is not None and resolve_class(recipe.data.class_) is AtomicSystems
 
 
 def test(
@@ -182,7 +248,7 @@ def predict(
     """
     application = _Application(_as_run(run), checkpoint, data, role, device)
     store = Store(folder)
-    with application.precision.applied():
+    with application.applied():
         part = application.role(role)
         if concludes(application.task):
             application.task.conclude(application.survey("predict", part), store)  # type: ignore[operator]
@@ -199,12 +265,20 @@ def exhibits(
 ) -> dict[str, Exhibit]:
     """What a run's task shows of a part of its data, by name: figures and pictures. Empty where it shows nothing."""
     application = _Application(_as_run(run), checkpoint, data, role, device)
-    with application.precision.applied():
+    with application.applied():
         part = application.role(role)
         survey = application.survey("val" if role == "val" else "test", part)
         if surveys(application.task):
             survey.metrics()
         return {**survey.exhibits, **show_results(application.forward("predict"), part)}
+
+
+def example(run: str | Path | Run, checkpoint: str | None, count: int) -> tuple[Batch, list[str]]:
+    """A few training samples of a run as its network sees them, and the names of the transforms that made them so."""
+    application = _Application(_as_run(run), checkpoint, None, "train", "cpu")
+    source, transforms = application.role("train").source, application.transforms
+    batch = sample(source, count, transforms, torch.device("cpu"), application.precision.dtype)
+    return batch, [type(transform).__name__ for transform in transforms]
 
 
 def _say(text: str) -> None:

@@ -82,6 +82,7 @@ def test_a_preset_is_still_a_recipe(isoscale, here: Path):
     ("words", "message"),
     [
         (("aa.npy",), "there is no file aa.npy; in "),
+        (("nothing",), 'there is no file, folder, recipe or data set called "nothing"'),
         (("c*.npy",), "no file matches c*.npy"),
         (("b.h5", "dataset=y"), 'has no dataset "y"; there is group/labels, x'),
         (("a.npy", "columns=5:"), '"5:", but there are 2'),

@@ -10,7 +10,7 @@ from isoscale.recipe.presets import preset_names
 from tests.helpers import cli
 
 COMMANDS = [
-    (), ("train",), ("test",), ("predict",), ("runs",), ("runs", "list"), ("runs", "show"), ("recipe",),
+    (), ("train",), ("test",), ("predict",), ("export",), ("runs",), ("runs", "list"), ("runs", "show"), ("recipe",),
     ("recipe", "list"), ("recipe", "show"), ("recipe", "check"), ("recipe", "schema"), ("recipe", "model"),
     ("runs", "send"), ("data",), ("data", "get"), ("data", "info"), ("data", "make"), ("data", "shuffle"),
     ("compare",), ("report",), ("reproduce",), ("tensorboard",), ("submit",), ("status",), ("cancel",), ("logs",),
@@ -53,6 +53,7 @@ def completed(*words: str, cwd: Path) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_the_shell_completes_commands_recipes_keys_and_runs(tmp_path: Path):
     (tmp_path / "runs/digits-7").mkdir(parents=True)
     (tmp_path / "runs/digits-7/run.json").touch()

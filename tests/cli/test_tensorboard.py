@@ -164,7 +164,7 @@ def stages(*names: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_all_stages_are_shown_new_runs_too_and_an_end_leaves_nothing(tmp_path: Path, copied, number: int):
     write_events(tmp_path / copied("runs/a"))
     write_events(tmp_path / copied("other/a"))

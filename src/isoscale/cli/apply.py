@@ -27,32 +27,52 @@ CHECKPOINT = Annotated[
     typer.Option(metavar="NAME", help="best, last or a step; by default best.", autocompletion=complete.checkpoints),
 ]
 ROLE = Annotated[Literal["train", "val", "test"], typer.Option(help="Which part of the data.")]
+SYSTEMS = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATH…", help="Other systems of atoms than those of the run: folders, or HDF5 files."),
+]
+MORE_WORDS = {"allow_extra_args": True}
+"""Settings of commands whose --systems takes several paths, which a shell makes of one with a star."""
 PRINT_SCALE = 2
 """Dots of a picture that goes into a talk, of those that a screen needs."""
 
 
 def test(
+    context: typer.Context,
     run: RUN = None,
     checkpoint: CHECKPOINT = None,
     role: ROLE = "test",
+    systems: SYSTEMS = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
-    """Measure a run's weights on its test data."""
-    from isoscale.api import measure
+    """Measure a run's weights on its test data, or on other systems of atoms."""
+    paths = _paths(context, systems, role != "test")
+    from isoscale.api import measure, other_systems
     from isoscale.run import Run
 
     found = Run.find(run)
-    measured = measure(found, checkpoint, role=role)
+    measured = measure(found, checkpoint, other_systems(found, paths) if paths else None, role)
     if as_json:
         print_json(measured.metrics)
         return
     from isoscale.cli.metric_tables import lines
 
-    print(f"{found.path}, {_checkpoint_words(found, checkpoint)}")
-    print("\n".join(lines(measured.metrics, measured.units)))
-    pictures = _draw(found.path / role, measured.exhibits)
+    print(f"{found.path}, {checkpoint_words(found, checkpoint)}")
+    print("\n".join(lines(measured.metrics, measured.units, measured.of_all)))
+    pictures = _draw(found.path / ("systems" if paths else role), measured.exhibits)
     if pictures:
         print("\n".join(["", "pictures:", *(f"  {picture}" for picture in pictures)]))
+
+
+def _paths(context: typer.Context, systems: list[str] | None, has_role: bool) -> list[str]:
+    """All paths after --systems."""
+    from isoscale.errors import UserError
+
+    if context.args and not systems:
+        context.fail(f"Got unexpected extra argument ({' '.join(context.args)})")
+    if systems and has_role:
+        raise UserError("--role is a part of the run's own data; leave it out where --systems says which data to take")
+    return [*(systems or ()), *context.args]
 
 
 def _draw(folder: Path, exhibits: "Mapping[str, Exhibit]") -> list[Path]:
@@ -73,6 +93,7 @@ def _draw(folder: Path, exhibits: "Mapping[str, Exhibit]") -> list[Path]:
 
 
 def predict(
+    context: typer.Context,
     run: RUN = None,
     out: Annotated[
         Path | None,
@@ -80,24 +101,30 @@ def predict(
     ] = None,
     checkpoint: CHECKPOINT = None,
     role: Annotated[Literal["train", "val", "test", "predict"], typer.Option(help="Which part of the data.")] = "test",
+    systems: SYSTEMS = None,
 ) -> None:
     """Write what a run's weights predict, one row a sample, in the order of the data."""
+    paths = _paths(context, systems, role != "test")
+    from isoscale.api import other_systems
     from isoscale.api import predict as apply
     from isoscale.run import Run
 
     found = Run.find(run)
     target = out or found.path / "predictions.npz"
     folder = _checked_folder(target)
-    tensors = apply(found, checkpoint, role=role, folder=folder)
+    if paths:
+        tensors = apply(found, checkpoint, other_systems(found, paths), "predict", folder=folder)
+    else:
+        tensors = apply(found, checkpoint, role=role, folder=folder)
     if folder is None:
         _write(target, tensors)
-    print(f"{found.path}, {_checkpoint_words(found, checkpoint)}: written to {target}")
+    print(f"{found.path}, {checkpoint_words(found, checkpoint)}: written to {target}")
     for name, tensor in tensors.items():
         kind = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         print(f"  {name}: {kind if tensor.dim() else f'{tensor.item():.10g}'}")
 
 
-def _checkpoint_words(run: "Run", checkpoint: str | None) -> str:
+def checkpoint_words(run: "Run", checkpoint: str | None) -> str:
     """`best checkpoint, step 69`."""
     step = int(run.checkpoint(checkpoint).name.removeprefix("step_"))
     pointer = checkpoint or ("best" if run.has_best else "last")

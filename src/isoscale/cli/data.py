@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoscale.cli import complete, data_files
+from isoscale.cli import complete, data_files, data_systems
 from isoscale.cli.data_words import progress, split_words
 from isoscale.cli.output import print_json
 
 if TYPE_CHECKING:
     from isoscale.data.fetch import Fetching
     from isoscale.data.published import Entry
+
+ANYTHING = "file, folder, recipe or data set"
+"""That `info` looks at."""
 
 app = typer.Typer(help="Fetch data, look at it, shuffle it and make it.", no_args_is_help=True)
 app.command()(data_files.shuffle)
@@ -76,7 +79,8 @@ def _print_catalog() -> None:
     print("\nfetch one: isoscale data get NAME")
 
 
-def _entry(name: str) -> "Entry":
+def _entry(name: str, kind: str = "data set or weights") -> "Entry":
+    """What can be fetched under a name; `kind` is what a name may be."""
     from isoscale.errors import UserError
     from isoscale.recipe.problems import nearest
     from isoscale.science.catalog import CATALOG
@@ -84,7 +88,7 @@ def _entry(name: str) -> "Entry":
     if name not in CATALOG:
         suggestion = nearest(name, CATALOG)
         meant = f'; did you mean "{suggestion}"?' if suggestion else f"; there is {', '.join(CATALOG)}"
-        raise UserError(f'there is nothing called "{name}" to fetch{meant}')
+        raise UserError(f'there is no {kind} called "{name}"{meant}')
     return CATALOG[name]
 
 
@@ -102,7 +106,7 @@ def info(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Changes of a recipe, such as data.path=DIR; of files, dataset=NAME.",
+            help="Changes of a recipe, such as data.path=DIR; of files, dataset=NAME; of systems of atoms, cutoff=6.",
         ),
     ] = None,
     path: Annotated[
@@ -119,12 +123,17 @@ def info(
     if name is None:
         _show_all(as_json)
         return
+    if name not in CATALOG and data_systems.names_systems(name):
+        data_systems.show(data_systems.path_facts([name, *(overrides or [])]), as_json)
+        return
     if _names_files(name):
         _show_files([name, *(overrides or [])], as_json)
         return
     is_recipe = name not in CATALOG and ("/" in name or "." in name)
-    described = _recipe_facts(name, overrides or []) if is_recipe else _published_facts(_entry(name), path)
-    if as_json:
+    described = _recipe_facts(name, overrides or []) if is_recipe else _published_facts(_entry(name, ANYTHING), path)
+    if "systems" in described:
+        data_systems.show(described, as_json)
+    elif as_json:
         print_json(described)
     else:
         _print_facts(described)
@@ -225,10 +234,14 @@ def _published_facts(entry: "Entry", path: str | None) -> dict[str, Any]:
 def _recipe_facts(name: str, overrides: list[str]) -> dict[str, Any]:
     from isoscale.recipe.components import data_spec, instantiate
     from isoscale.recipe.load import load_recipe
+    from isoscale.science.potentials import AtomicSystems
 
     loaded = load_recipe(name, overrides, check_components=True)
     data = instantiate(data_spec(loaded.recipe.data))
-    return {"name": loaded.name, "title": f"the data of {name}: {loaded.recipe.data.class_}", "roles": _roles(data)}
+    facts = {"name": loaded.name, "title": f"the data of {name}: {loaded.recipe.data.class_}"}
+    if isinstance(data, AtomicSystems):
+        return {**facts, **data_systems.recipe_facts(data.systems, loaded.recipe.task)}
+    return {**facts, "roles": _roles(data)}
 
 
 def _roles(data: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from isoscale.cli import (
     compare,
     data,
     doctor,
+    export,
     init,
     jobs,
     recipe,
@@ -34,8 +35,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train.train)
-app.command("test")(apply.test)
-app.command("predict")(apply.predict)
+app.command("test", context_settings=apply.MORE_WORDS)(apply.test)
+app.command("predict", context_settings=apply.MORE_WORDS)(apply.predict)
+app.command("export")(export.export)
 app.command("submit")(submit.submit)
 app.command("sweep")(sweep.sweep)
 app.command("status")(jobs.status)
@@ -82,14 +84,20 @@ def run() -> None:
     except Stopped as stopped:
         code = stopped.exit_code
     except SystemExit as end:
-        code = end.code
-        if code == INTERRUPTED and _speaks() and not _has_launched():
-            print("interrupted", file=sys.stderr)
+        code = _told(end.code)
     except Exception as error:
-        code = Stopped.exit_code if early_stop.asked() else exit_code(error)
-        if _speaks() and not early_stop.asked():
+        asked = early_stop.exit_code()  # it may have come out as any error
+        code = exit_code(error) if asked is None else _told(asked)
+        if asked is None and _speaks():
             _report(error, debug)
     _exit(code)
+
+
+def _told(code: int | str | None) -> int | str | None:
+    """An exit code, after saying that it is one of Ctrl-C."""
+    if code == INTERRUPTED and _speaks() and not _has_launched():
+        print("interrupted", file=sys.stderr)
+    return code
 
 
 def _report(error: Exception, debug: bool) -> None:

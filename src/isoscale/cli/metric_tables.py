@@ -12,14 +12,21 @@ MOST_IN_HEAD = 12
 GAP = "  "
 
 
-def lines(metrics: Mapping[str, float], units: Mapping[str, str]) -> list[str]:
-    """All metrics: `test/loss` in a list, `test/band_energy/first` in a table with a row for `first`."""
+def lines(metrics: Mapping[str, float], units: Mapping[str, str], of_all: str = "mean |error|") -> list[str]:
+    """All metrics: `test/loss` in a list, `test/band_energy/first` in a table with a row for `first`.
+
+    `of_all` is the name of the last row, of all parts together.
+    """
     parts = list(dict.fromkeys(part for name in metrics if (part := _split(name)[2])))
     columns = list(dict.fromkeys(_split(name)[1] for name in metrics if _split(name)[2]))
-    plain = [(name, number(value)) for name, value in metrics.items() if _split(name)[1] not in columns]
+    plain = [
+        (name, f"{_shown(value)} {units.get(_split(name)[1], '')}".rstrip())
+        for name, value in metrics.items()
+        if _split(name)[1] not in columns
+    ]
     stage = next(iter(metrics), "").partition("/")[0]
     cells = [_column(metrics, stage, column, parts, units.get(column, "")) for column in columns]
-    blocks = _blocks(_head([*parts, "mean |error|"], cells), cells) if cells else []
+    blocks = _blocks(_head([*parts, of_all], cells), cells) if cells else []
     return [*table(plain), *(line for block in blocks for line in ("", *block))]
 
 
@@ -33,8 +40,13 @@ def _split(name: str) -> tuple[str, str, str]:
 def _column(metrics: Mapping[str, float], stage: str, column: str, parts: Sequence[str], unit: str) -> list[str]:
     """The lines of a column: its name, its unit, and a value for each part and for all together."""
     names = [*(f"{stage}/{column}/{part}" for part in parts), f"{stage}/{column}"]
-    values = [number(metrics[name]) if name in metrics else "–" for name in names]
+    values = [_shown(metrics[name]) if name in metrics else "–" for name in names]
     return [*_wrapped(column), unit, *values]
+
+
+def _shown(value: float) -> str:
+    """A number; one that was counted has no digits behind the point."""
+    return f"{value:,}" if isinstance(value, int) else number(value)
 
 
 def _wrapped(name: str) -> list[str]:

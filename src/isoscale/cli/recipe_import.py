@@ -9,33 +9,57 @@ import typer
 if TYPE_CHECKING:
     from isoscale.recipe.importing.imported import Imported, Remark
 
+INPUTS = (".json", ".yaml", ".yml")
+
 
 def import_parameters(
     parameters: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="A parameter file of MALA (.params.json), or the folder or .zip of a run."),
+        typer.Argument(
+            metavar="FILE",
+            help="An input of DeePMD-kit (.json, .yaml), or a parameter file of MALA (.params.json), or the folder or "
+            ".zip of a run.",
+        ),
     ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Keys of an input of DeePMD-kit: training.numb_steps=240."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="RECIPE", help="The file to write; by default it is printed.")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="FOLDER", help="Where the snapshots are now."),
+        typer.Option("--data", metavar="FOLDER", help="Where the snapshots or systems are now."),
     ] = None,
 ) -> None:
-    """Translate the parameter file of a MALA training into a recipe."""
-    from isoscale.recipe.importing.files import read_parameters
-    from isoscale.recipe.importing.mala import translate
+    """Translate the input of DeePMD-kit, or the parameters of MALA, into a recipe."""
     from isoscale.recipe.load import load_recipe
 
-    found = read_parameters(parameters)
-    imported = translate(found, data)
+    imported, weights = _imported(parameters, overrides or [], data)
     load_recipe(imported.values)
     if out is None:
         typer.echo(imported.to_yaml(), nl=False)
     else:
         _write(out, imported.to_yaml())
-    typer.echo("\n".join(_report(imported, out, found.weights)), err=out is None)
+    typer.echo("\n".join(_report(imported, out, weights)), err=out is None)
+
+
+def _imported(path: Path, words: list[str], data: str | None) -> "tuple[Imported, Path | None]":
+    """The recipe of a file, and the weights that were saved with it."""
+    from isoscale.errors import UserError
+    from isoscale.recipe.importing.files import SUFFIX, read_parameters
+    from isoscale.recipe.importing.mala import translate
+    from isoscale.recipe.importing.reading import import_input
+
+    if path.suffix in INPUTS and not path.name.endswith(SUFFIX) and path.is_file():
+        imported = import_input(path, words, Path(data) if data else None)
+        if imported is not None:
+            return imported, None
+    if words:
+        raise UserError(f"{words[0]} can only stand beside an input of DeePMD-kit: change the recipe instead")
+    found = read_parameters(path)
+    return translate(found, data), found.weights
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,30 @@
+"""`isoscale export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isoscale.cli.apply import CHECKPOINT, RUN, checkpoint_words
+
+
+def export(
+    out: Annotated[
+        Path,
+        typer.Option(help="The file to write: .safetensors (weights), .pt (TorchScript) or .pt2 (torch.export)."),
+    ],
+    run: RUN = None,
+    checkpoint: CHECKPOINT = None,
+) -> None:
+    """Write a run's network to one file, for use elsewhere."""
+    from isoscale.exporting import export as write
+    from isoscale.run import Run
+
+    found = Run.find(run)
+    written = write(found, out, checkpoint)
+    print(f"{found.path}, {checkpoint_words(found, checkpoint)}: written to {out}")
+    facts = {name: text for name, text in written.metadata.items() if name not in ("recipe", "run", "step")}
+    for name, text in facts.items():
+        print(f"  {name}: {text}")
+    for note in written.notes:
+        print(f"  {note}")
