@@ -22,7 +22,7 @@ test: lint types  ## Install the tools, check style and types, run all tests wit
 	@$(pytest) --cov --cov-report=term
 
 quick: .venv/installed-dev  ## Run the fast tests only: the inner loop
-	@$(pytest) -m "not slow" $(ARGS)
+	@$(pytest) -m "not slow and not nightly and not cluster" $(ARGS)
 
 nightly: .venv/installed-dev  ## Run what takes minutes: faults at random moments, a new seed each time
 	@$(python) -m pytest -m nightly -s $(ARGS)

@@ -105,4 +105,4 @@ def test_the_wheel_says_what_it_is(wheel: Path):
         scripts = archive.read(f"isoscale-{__version__}.dist-info/entry_points.txt").decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Dist: torch>=2.11" in metadata
-    assert "isoscale = isoscale.cli.main:run" in scripts
+    assert "isoscale = isoscale.__main__:run" in scripts
