@@ -1,5 +1,6 @@
 """A small training as one of several ranks, in which one of them does something bad: `rank.py WHAT RANK [TIMEOUT]`."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -20,8 +21,8 @@ def misbehave(what: str) -> None:
         raise ValueError("boom")
     if what == "sleep":
         time.sleep(1000)
-    if what == "fork and kill":
-        worker = os.fork()
+    if what.endswith("and kill"):
+        worker = os.fork() if what == "fork and kill" else ctypes.PyDLL(None).fork()
         if worker == 0:
             time.sleep(1000)
         print("left", worker, flush=True)

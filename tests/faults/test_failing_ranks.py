@@ -60,16 +60,20 @@ def test_a_killed_rank_is_named():
     assert "the same command goes on from it" in found[0].err
 
 
-def test_a_killed_rank_is_noticed_although_its_workers_live_on():
-    with ranks(RANK, "fork and kill", "1") as running:
-        assert running[1].stdout is not None
-        worker = next(int(line.split()[1]) for line in running[1].stdout if line.startswith("left"))
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("what", ["fork and kill", "fork unseen and kill"])
+def test_a_killed_rank_is_noticed_although_its_workers_live_on(what: str, who: int):
+    """Also where they keep its connections open: those that a library has forked do, and those that hang at birth."""
+    with ranks(RANK, what, str(who)) as running:
+        told = running[who].stdout
+        assert told is not None
+        worker = next(int(line.split()[1]) for line in told if line.startswith("left"))
         try:
-            (first,) = ends(running[:1])
+            (other,) = ends([running[1 - who]])
             assert is_alive(worker)
         finally:
             os.kill(worker, signal.SIGKILL)
-    assert first.code == 1 and f"rank 1 on {HOST} is gone" in first.err
+    assert other.code == 1 and f"rank {who} on {HOST} {'is gone' if who else 'no longer answers'}" in other.err
 
 
 def test_the_others_say_that_rank_0_was_killed():

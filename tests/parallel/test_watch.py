@@ -1,6 +1,9 @@
 """What ranks learn of each other, over real connections, with all ranks in one process."""
 
+import os
+import resource
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 
@@ -10,6 +13,7 @@ from isoscale.errors import PeerFailed, RankLost, UserError
 from isoscale.parallel import hub as hubs
 from isoscale.parallel import watch as watches
 from isoscale.parallel.hub import AwakeClock, Cause, Hub
+from isoscale.parallel.process import birth, end_of
 from isoscale.parallel.watch import Watch
 
 pytestmark = pytest.mark.slow
@@ -234,3 +238,74 @@ def test_time_in_which_the_process_was_suspended_does_not_count(monkeypatch):
     assert clock() == 1
     now[0] += 3600
     assert clock() <= 1 + 4 * hubs.BEAT
+
+
+@pytest.mark.parametrize("process", [1, 0])
+def test_the_end_of_a_process_is_noticed_by_the_rank_beside_it(ranks, process: int):
+    """Its connection stays open here, as it does where a worker of the process lives on."""
+    _, watched = ranks
+    other = subprocess.Popen(["sleep", "1000"])
+    watched[1 - process].look_after(process, other.pid, birth(other.pid))
+    time.sleep(0.2)
+    assert watched[2].cause is None
+    other.kill()
+    until(lambda: watched[1 - process].cause)
+    assert watched[1 - process].cause.ranks == (process,)
+    other.wait()
+
+
+def test_another_process_with_the_number_of_a_rank_is_not_taken_for_it():
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        assert end_of(other.pid, birth(other.pid) + "0") is None
+        assert end_of(other.pid, birth(os.getpid())) is None
+        assert end_of(other.pid, "") is None
+        found = end_of(other.pid, birth(other.pid))
+        other.kill()
+    assert found is not None
+    os.close(found)
+    assert birth(other.pid) == "" and end_of(other.pid, "long ago") is None
+
+
+def test_a_rank_that_can_no_longer_be_watched_ends_all(ranks, aborted, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watches, "REACT", 0.2)
+    _, (first, second, third) = ranks
+
+    def fail() -> None:
+        raise ValueError("cannot see")
+
+    monkeypatch.setattr(second, "_place", fail)
+    until(lambda: first.cause and second.cause and third.cause)
+    assert first.cause.message.startswith("rank 1 on n1 lost sight of the others: ValueError: cannot see")
+    assert third.cause.exit_code == 1 and "in fail" in third.cause.traceback
+    until(lambda: 1 in [rank for rank, _ in aborted])  # its main thread, stuck for all that is known, does not keep it
+
+
+def test_a_hub_that_fails_ends_all(ranks, monkeypatch: pytest.MonkeyPatch):
+    hub, watched = ranks
+
+    def fail(rank: int, words: list[object]) -> None:
+        raise ValueError("cannot hear")
+
+    hub.listener = fail
+    assert watched[2].say(["something"])
+    until(lambda: all(watch.cause for watch in watched))
+    assert watched[1].cause.message.startswith("rank 0 on n1 no longer hears the others: ValueError: cannot hear")
+
+
+def test_ranks_watch_each_other_with_any_number_of_files_open(aborted, monkeypatch: pytest.MonkeyPatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        hub = Hub(HOSTS[:2])
+        watched = [Watch(rank, HOSTS[:2], ("127.0.0.1", hub.port), hub.token) for rank in range(2)]
+        assert watched[1]._line.fileno() > 1024 and watched[1].say(["something"])
+        watched[1].failed(ValueError("boom"))
+        until(lambda: watched[0].cause)
+        assert "boom" in watched[0].cause.message
+        for watch in watched:
+            watch._done.set()
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

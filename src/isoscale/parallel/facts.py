@@ -12,6 +12,7 @@ import torch
 
 from isoscale._version import __version__
 from isoscale.parallel import pinning
+from isoscale.parallel.process import birth
 
 PACKAGE = Path(__file__).parents[1]
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -35,6 +36,8 @@ class Facts:
     cores: tuple[int, ...] = ()
     """Those that it may use; empty where the system does not say."""
     versions: dict[str, str] = field(default_factory=dict)
+    born: str = ""
+    """What tells its process from another one of the same number."""
 
     def to_json(self) -> str:
         """For the others."""
@@ -51,7 +54,10 @@ def of_this_rank(rank: int, host: str, device_kind: str) -> Facts:
     """The facts about this process, whose device is chosen already."""
     about = _of_device(device_kind) if device_kind in ("cuda", "xpu") else {"device": device_kind}
     visible = ", ".join(f"{name}={os.environ[name]}" for name in VISIBLE if name in os.environ)
-    return Facts(rank, host, os.getpid(), visible=visible, cores=pinning.own_cores(), versions=versions(), **about)
+    return Facts(
+        rank, host, os.getpid(), visible=visible, cores=pinning.own_cores(), versions=versions(),
+        born=birth(os.getpid()), **about,
+    )  # fmt: skip
 
 
 def _of_device(kind: str) -> dict[str, str | int | None]:

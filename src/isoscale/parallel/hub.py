@@ -1,7 +1,8 @@
 """Where the news of all ranks come together: rank 0 hears who is alive, how far each has come and what went wrong.
 
 Every rank keeps one connection to the hub. The system closes it when a process ends, however it ends, so that a dead
-rank is noticed at once and one that merely computes for long is never taken for dead.
+rank is noticed at once and one that merely computes for long is never taken for dead. Where a worker of the dead rank
+keeps it open, the rank beside it on the same machine knows.
 """
 
 import json
@@ -11,13 +12,14 @@ import selectors
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from isoscale.errors import FAILED, USER_CAN_FIX, PeerFailed, RankLost
+from isoscale.errors import FAILED, USER_CAN_FIX, PeerFailed, RankLost, message
 
 BEAT = 0.5
 """Seconds between two signs of life."""
@@ -173,6 +175,13 @@ class Hub:
         threading.Thread(target=self._run, name="isoscale hub", daemon=True).start()
 
     def _run(self) -> None:
+        try:
+            self._listen()
+        except Exception as error:  # ranks that nobody watches could wait for each other for ever
+            words = f"{self._names([0])} no longer hears the others: {message(error)}\n  {GO_ON}"
+            self._decide(Cause((0,), words, FAILED, traceback.format_exc(), raised=True))
+
+    def _listen(self) -> None:
         next_round = time.monotonic()
         while True:
             for key, _ in self._selector.select(BEAT / 2):
@@ -194,26 +203,28 @@ class Hub:
         if messages is None:
             self._hang_up(line, member)
             return
-        for message in messages:
+        for news in messages:
             if member is not None:
-                self._take(member, message)
-            elif secrets.compare_digest(str(message.get("token")), self.token):
-                member = _Member(int(message["rank"]), line, advanced=self._clock(), heard=self._clock())
+                self._take(member, news)
+            elif secrets.compare_digest(str(news.get("token")), self.token):
+                member = _Member(int(news["rank"]), line, advanced=self._clock(), heard=self._clock())
                 self._members[member.rank] = member
                 self._selector.modify(line, selectors.EVENT_READ, member)
 
-    def _take(self, member: _Member, message: dict[str, Any]) -> None:
+    def _take(self, member: _Member, news: dict[str, Any]) -> None:
         member.heard = self._clock()
-        if "ticks" in message:
-            if message["ticks"] != member.ticks:
+        if "ticks" in news:
+            if news["ticks"] != member.ticks:
                 member.advanced = member.heard
-            member.ticks, member.what, member.place = message["ticks"], message["what"], message["place"]
-        elif "cause" in message:
-            self._decide(Cause.read(message["cause"]))
-        elif "said" in message:
+            member.ticks, member.what, member.place = news["ticks"], news["what"], news["place"]
+        elif "cause" in news:
+            self._decide(Cause.read(news["cause"]))
+        elif "gone" in news:
+            self._miss(self._members.get(news["gone"]))
+        elif "said" in news:
             if self.listener is not None:
-                self.listener(member.rank, message["said"])
-        elif "left" in message:
+                self.listener(member.rank, news["said"])
+        elif "left" in news:
             member.left, member.advanced = True, member.heard
             if len(self._members) == len(self.hosts) and all(other.left for other in self._members.values()):
                 self._tell(end=True)
@@ -223,6 +234,10 @@ class Hub:
         line.close()
         if member is not None:
             member.hung_up = True
+        self._miss(member)
+
+    def _miss(self, member: _Member | None) -> None:
+        """The process of a rank has ended, as its connection or a rank beside it says."""
         if member is not None and not member.left:
             member.gone = True
             self._first_gone = self._first_gone or self._clock()

@@ -5,7 +5,7 @@ next word to the others, or at the error that a broken connection gives; where i
 """
 
 import os
-import select
+import selectors
 import signal
 import socket
 import sys
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from isoscale.errors import FAILED, PeerFailed, exit_code, message
 from isoscale.parallel.hub import BEAT, GO_ON, AwakeClock, Cause, Line
+from isoscale.parallel.process import end_of
 
 REACT = 5.0
 """Seconds that the main thread has to end by itself once a cause is known."""
@@ -31,6 +32,8 @@ LINGER = 8.0
 ORPHANED = 30.0
 """Seconds to save and end after the launcher is gone."""
 LONGEST_TRACEBACK = 20_000
+
+_GONE = "no longer answers: its process or its machine is gone"
 
 
 class Watch:
@@ -52,6 +55,10 @@ class Watch:
         self._without_first = False
         self._placed = (0, 0.0)
         self._parent = parent
+        self._neighbour = 0
+        self._end_of_neighbour: int | None = None
+        """A descriptor, as long as that has not been read."""
+        self._neighbour_ended = False
         self._orphaned_at: float | None = None
         self._handled: BaseException | None = None
         self._known, self._hub_ended, self._done = threading.Event(), threading.Event(), threading.Event()
@@ -72,7 +79,11 @@ class Watch:
 
     def say(self, words: list[Any]) -> bool:
         """Tell rank 0 something for the log, if the connection takes it now: a sign of life must not wait behind it."""
-        return bool(select.select([], [self._line], [], 0)[1]) and self._line.send(said=words)
+        return bool(_ready([self._line], selectors.EVENT_WRITE, 0)) and self._line.send(said=words)
+
+    def look_after(self, rank: int, process: int, born: str) -> None:
+        """Notice the end of a rank on this machine also where its connections are kept open."""
+        self._neighbour, self._end_of_neighbour = rank, end_of(process, born)
 
     @property
     def speaks(self) -> bool:
@@ -128,19 +139,26 @@ class Watch:
 
     def _run(self) -> None:
         while not self._done.is_set():
-            self._line.send(ticks=self._ticks, what=self._what, place=self._place())
-            self._receive(time.monotonic() + BEAT)
-            self._judge(self._clock())
+            until = time.monotonic() + BEAT
+            try:
+                self._judge(self._clock())
+                self._line.send(ticks=self._ticks, what=self._what, place=self._place())
+                self._receive(until)
+            except Exception as error:  # a rank that nobody watches could wait for the others for ever
+                self._give_up(error)
+                time.sleep(max(0, until - time.monotonic()))
 
     def _receive(self, until: float) -> None:
         """Take what the hub says, until the next beat."""
         while (seconds := until - time.monotonic()) > 0:
-            if self._hub_ended.is_set():
-                time.sleep(seconds)
-                return
-            if not select.select([self._line], [], [], seconds)[0]:
-                return
-            self._take(self._line.receive())
+            heard = [] if self._hub_ended.is_set() else [self._line]
+            ends = [] if self._end_of_neighbour is None else [self._end_of_neighbour]
+            ready = _ready([*heard, *ends], selectors.EVENT_READ, seconds)
+            if self._line in ready:
+                self._take(self._line.receive())
+            if ends and ends[0] in ready:
+                os.close(ends[0])
+                self._neighbour_ended, self._end_of_neighbour = True, None
 
     def _take(self, messages: list[dict[str, Any]] | None) -> None:
         self._heard = self._clock()
@@ -152,7 +170,22 @@ class Watch:
         if messages is None:
             self._hub_ended.set()
             if self.cause is None and not self._done.is_set():
-                self._lose_first("no longer answers: its process or its machine is gone")
+                self._lose_first(_GONE)
+
+    def _give_up(self, error: Exception) -> None:
+        """This rank can no longer be watched."""
+        words = f"rank {self.rank} on {self.hosts[self.rank]} lost sight of the others: {message(error)}\n  {GO_ON}"
+        cause = Cause((self.rank,), words, FAILED, "".join(traceback.format_exception(error)), raised=True)
+        if self.cause is None:
+            self._line.send(cause=asdict(cause))
+        self._learn(cause)
+
+    def _lose_neighbour(self) -> None:
+        self._neighbour_ended = False
+        if self._neighbour == 0:
+            self._lose_first(_GONE)
+        else:
+            self._line.send(gone=self._neighbour)
 
     def _lose_first(self, state: str) -> None:
         """Without rank 0 there is no hub, and every rank finds out by itself."""
@@ -167,6 +200,8 @@ class Watch:
 
     def _judge(self, now: float) -> None:
         """End what does not end by itself."""
+        if self._neighbour_ended and self.cause is None and not self._done.is_set():
+            self._lose_neighbour()
         if self.cause is None and self.limit and now - self._heard > self.limit:
             self._lose_first(f"has given no sign of life for {now - self._heard:.0f} s")
         if self.cause is not None and self._handled is None and time.monotonic() - self._known_at > REACT:
@@ -204,6 +239,14 @@ class Watch:
         frames = traceback.extract_stack(sys._current_frames().get(self._main))
         own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
         return "".join(f"{frame.name}, {frame.filename}:{frame.lineno}" for frame in (own or frames)[-1:])
+
+
+def _ready(files: Sequence[Line | int], event: int, seconds: float) -> list[Line | int]:
+    """Those that can be read or written within some seconds; however many files the process has open."""
+    with selectors.DefaultSelector() as selector:
+        for file in files:
+            selector.register(file, event)
+        return [key.fileobj for key, _ in selector.select(seconds)]  # type: ignore[misc]
 
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<frozen"})

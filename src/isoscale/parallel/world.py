@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -99,6 +99,7 @@ def _connect(
     ranks, watch = member.ranks, member.watch
     mine = of_this_rank(ranks.rank, ranks.hosts[ranks.rank], device_kind)
     member.ranks = ranks = replace(ranks, facts=exchange_facts(meeting.store, mine, ranks))
+    _look_after_neighbour(watch, mine, ranks.facts)
 
     def look() -> None:
         if watch.cause is not None:
@@ -112,6 +113,14 @@ def _connect(
     _limit(math.inf)
     opened = open_sockets().keys() - before.keys()
     watch.wake = lambda: shut(opened)
+
+
+def _look_after_neighbour(watch: Watch, mine: Facts, told: Sequence[Facts]) -> None:
+    """Every rank of a host watches over the process of the next one, and the last over that of the first."""
+    others = [each for each in told if each.host == mine.host and each.rank != mine.rank]
+    if others:
+        following = min(others, key=lambda each: (each.rank < mine.rank, each.rank))
+        watch.look_after(following.rank, following.process, following.born)
 
 
 def _try_to_open(

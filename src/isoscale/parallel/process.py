@@ -1,0 +1,33 @@
+"""Processes of this machine, and their end, which the system tells whatever becomes of their connections.
+
+A connection closes with the last process that holds it. A worker that was forked from a rank closes those it was born
+with, but one that hangs before it can (Python up to 3.11.7 at times, python/cpython#112275), or that was forked by a
+library, keeps them open after the rank was killed.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def birth(process: int) -> str:
+    """What tells a process from all others, of its number too, here and elsewhere; empty where nobody can say."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        numbering = Path("/proc/self/ns/pid").stat().st_ino  # containers have numbers of their own
+    except (OSError, IndexError):
+        return ""
+    return f"{machine} {numbering} {process} {fields[19]}"
+
+
+def end_of(process: int, born: str) -> int | None:
+    """A descriptor that can be read once the process has ended; None where the system has none, or no such process."""
+    descriptor = None
+    if born and hasattr(os, "pidfd_open"):
+        with suppress(OSError):  # an old system, or one that ended meanwhile
+            descriptor = os.pidfd_open(process)
+    if descriptor is not None and birth(process) != born:
+        os.close(descriptor)
+        return None
+    return descriptor
