@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from isoscale.engine.checkpoint import read_weights
 from tests.helpers import sha, timeless, train
+from tests.ranks import train_on
 from tests.science.potentials.test_laws import small
 
 pytestmark = [
@@ -47,3 +49,23 @@ def test_where_frames_live_is_not_seen(recipe: dict[str, Any], tmp_path: Path, p
 def test_mixed_frames_are_captured(recipe: dict[str, Any], tmp_path: Path) -> None:
     run = train(tmp_path / "run", recipe, data__batches="mixed")
     assert run.record["decided"]["program"] == "graphed"
+
+
+@pytest.mark.parametrize("reduce", ["flat", "tree"])
+def test_a_rank_without_frames_takes_part(recipe: dict[str, Any], tmp_path: Path, reduce: str) -> None:
+    """Of a batch of one frame on two ranks, which share the device."""
+    keys = {"data__batch_size": 1, "train__device": "cuda", "train__precision": "64", "train__steps": 12}
+    one = train(tmp_path / "one", recipe, parallel__reduce=reduce, **keys)
+    two = train_on(2, tmp_path / "two", recipe, parallel__reduce=reduce, **keys)
+    if reduce == "tree":
+        assert sha(two) == sha(one) and timeless(two) == timeless(one)
+    else:
+        first, second = (read_weights(run.checkpoint("last")) for run in (one, two))
+        for name, weights in first.items():
+            torch.testing.assert_close(second[name], weights, rtol=1e-6, atol=1e-9)
+
+
+def test_a_type_without_neighbours_is_captured(recipe: dict[str, Any], tmp_path: Path) -> None:
+    keys = {"task__model__descriptor__sel": [0, 92], "task__allow_more_neighbours": True}
+    captured, eager = (train(tmp_path / each, recipe, train__program=each, **keys) for each in ("graphed", "eager"))
+    assert sha(eager) == sha(captured) and timeless(eager) == timeless(captured)
