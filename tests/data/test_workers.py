@@ -328,6 +328,31 @@ def test_a_worker_that_hangs_in_a_sample_is_killed_after_a_moment(monkeypatch):
     assert not children()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("num_hanging", [1, workers.BIRTHS])
+def test_a_process_that_hangs_when_it_is_forked_is_forked_again(monkeypatch, num_hanging):
+    born = multiprocessing.Value("i", 0)
+
+    def live(*arguments: Any) -> None:
+        with born.get_lock():
+            born.value += 1
+            hangs = born.value <= num_hanging
+        if hangs:
+            time.sleep(1000)
+        life(*arguments)
+
+    life = workers.work_and_say_so
+    monkeypatch.setattr(workers, "work_and_say_so", live)
+    monkeypatch.setattr(workers, "BIRTH_SECONDS", 2.0)
+    feed = in_order(Slow({}), 1)
+    if num_hanging == workers.BIRTHS:
+        with pytest.raises(UserError, match=r"did not start within 2 s, tried 3 times; data\.workers=0 reads"):
+            delivered(feed, range(2))
+    else:
+        assert len(delivered(feed, range(2))) == 2
+        assert born.value == 2
+
+
 def test_closing_one_of_two_feeds_does_not_wait_for_the_other(monkeypatch):
     monkeypatch.setattr(workers, "GRACE_SECONDS", 60.0)
     feeds = [in_order(Slow({}), 2), in_order(Slow({}), 2)]

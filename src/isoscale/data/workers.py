@@ -42,6 +42,10 @@ PARTS_PER_WORKER = 2
 """Parts asked of each worker ahead of the training."""
 GRACE_SECONDS = 2.0
 """How long a worker may take to finish the sample that it is reading when it is told to end."""
+BIRTH_SECONDS = 30.0
+"""How long a forked process may take to run its first line."""
+BIRTHS = 3
+"""How often that is tried: before Python 3.11.8 a forked process may hang at once, python/cpython#112275."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """What schedulers and terminals send to every process of a job; the training handles them for its workers too."""
 
@@ -141,9 +145,25 @@ class WorkerPool:
                 self._workers.append(self._started(context))
 
     def _started(self, context: Any) -> Worker:
+        if self._method == "spawn":
+            return self._begun(context, work)
+        for _ in range(BIRTHS):
+            worker = self._begun(context, work_and_say_so)
+            if worker.connection.poll(BIRTH_SECONDS):
+                with suppress(EOFError, OSError):  # its end is told when something is asked of it
+                    worker.connection.recv_bytes()
+                return worker
+            worker.process.kill()
+            worker.process.join()
+        raise UserError(
+            f"a process that reads the dataset did not start within {BIRTH_SECONDS:g} s, tried {BIRTHS} times; "
+            "data.workers=0 reads in the training process"
+        )
+
+    def _begun(self, context: Any, life: Callable[..., None]) -> Worker:
         ours, theirs = context.Pipe()
         arguments = (theirs, self._source, self._seed, self._wanted, torch.get_default_dtype(), os.getpid())
-        process = context.Process(target=work, args=arguments, name="isoscale-worker", daemon=True)
+        process = context.Process(target=life, args=arguments, name="isoscale-worker", daemon=True)
         process.start()
         theirs.close()
         return Worker(process, ours)
@@ -283,6 +303,13 @@ def work(connection: Connection, source: Source, seed: int, wanted: Any, dtype: 
     with suppress(EOFError, ConnectionError):
         while wanted.value != _CLOSED:
             _serve(connection, reader, wanted)
+
+
+def work_and_say_so(connection: Connection, *arguments: Any) -> None:
+    """The life of a forked one, which says first that it was born."""
+    with suppress(OSError):  # the training is gone already
+        connection.send_bytes(b"")
+    work(connection, *arguments)
 
 
 def _die_with(parent: int) -> None:
