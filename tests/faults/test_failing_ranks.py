@@ -85,7 +85,7 @@ def test_the_others_say_that_rank_0_was_killed():
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_never_comes_is_named_with_its_place(who: int):
-    found = faulty("sleep", who, "2")
+    found = faulty("sleep", who, "5")
     assert [end.code for end in found] == [1, 1]
     assert re.match(rf"\s*error: rank {who} on {HOST} hangs: others have waited \d+ s for step 8\n", found[0].err)
     assert f"rank {who} on {HOST} is in misbehave, {RANK}:" in found[0].err
@@ -95,7 +95,7 @@ def test_a_rank_that_never_comes_is_named_with_its_place(who: int):
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_stopped_rank_is_named(who: int):
-    with ranks(RANK, "stop", str(who), "3") as running:
+    with ranks(RANK, "stop", str(who), "5") as running:
         (other,) = ends([running[1 - who]])
         assert running[who].poll() is None, "nobody but its launcher can end it"
     assert other.code == 1
@@ -139,7 +139,7 @@ def test_ranks_do_not_outlive_their_launcher():
 
 @pytest.mark.parametrize("who", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_the_launcher_ends_a_rank_that_is_stopped(who: int):
-    launcher = launched("stop", str(who), "2")
+    launcher = launched("stop", str(who), "5")
     err = launcher.communicate(timeout=ENOUGH)[1]
     assert launcher.returncode == 1
     assert f"rank {who} on {HOST}" in err and "no sign of life" in err

@@ -133,7 +133,7 @@ def test_data_that_is_missing_on_one_rank_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_never_comes_back_from_a_step_is_named(rank: int, uninterrupted: Path, tmp_path: Path) -> None:
-    ended = failed(tmp_path, "sleep", rank, "parallel.timeout=2")
+    ended = failed(tmp_path, "sleep", rank, "parallel.timeout=8")
     assert [end.code for end in ended] == [1, 1], ended
     assert_only_told_by_the_first(ended)
     assert ended[0].err.count("error: ") == 1 and f"rank {rank} on " in ended[0].err
@@ -262,7 +262,7 @@ def test_what_is_done_about_a_nan_is_the_same_on_any_number_of_ranks(policy: str
 
 @pytest.mark.slow
 def test_a_search_for_the_cause_may_take_longer_than_a_rank_may_hang(numbers: Path) -> None:
-    words = ["train", "recipe.yaml", "--run", "run", "parallel.timeout=1"]
-    ended = command_on(2, numbers, *words, SEARCH_SECONDS="7")
+    words = ["train", "recipe.yaml", "--run", "run", "parallel.timeout=5"]
+    ended = command_on(2, numbers, *words, SEARCH_SECONDS="12")
     assert [end.code for end in ended] == [2, 2], ended
     assert f"input.npy, row {ROW}" in ended[0].err and "hangs" not in ended[0].err
