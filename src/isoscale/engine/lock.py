@@ -22,6 +22,7 @@ from typing import Any
 
 from isoscale.engine.run_directory import ROOT
 from isoscale.errors import UserError
+from isoscale.parallel.process import machine, state
 
 NAME = ".lock"
 BEAT = 2.0
@@ -72,7 +73,7 @@ class Owner:
         number = os.environ[found] if found else ""
         restarts = os.environ.get("SLURM_RESTART_COUNT", "")
         return cls(
-            socket.gethostname(), _machine(), os.getpid(), _state(os.getpid())[1], f"{word} {number}".strip(),
+            socket.gethostname(), machine(), os.getpid(), state(os.getpid())[1], f"{word} {number}".strip(),
             f"{command} {shlex.quote(number)}" if found else "", int(restarts) if restarts.isdigit() else 0,
             time.strftime("%Y-%m-%d %H:%M:%S"), uuid.uuid4().hex,
         )  # fmt: skip
@@ -83,8 +84,8 @@ class Owner:
 
     def is_alive(self) -> bool:
         """Whether the process, which must be one of this host, is still there."""
-        state, begun = _state(self.process)
-        return state not in ("", "Z", "X") and begun in ("", self.begun)
+        letter, begun = state(self.process)
+        return letter not in ("", "Z", "X") and begun in ("", self.begun)
 
     def is_earlier_start_of(self, other: "Owner") -> bool:
         """Whether the scheduler has started the same job again since; then it had ended this one."""
@@ -310,31 +311,3 @@ def _patiently(path: Path) -> Owner | None:
 def _token(path: Path) -> str | None:
     found = _read(path)
     return found.token if found else None
-
-
-def _machine() -> str:
-    """The kernel's start and the space of process numbers, where the system tells."""
-    parts = []
-    with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
-
-
-def _state(process: int) -> tuple[str, str]:
-    """Letter of state and time of begin of a process of this host; empty where it is gone or nobody tells."""
-    try:
-        # the name of the command, in brackets, may hold anything
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return fields[0], fields[19]
-    except (OSError, IndexError):
-        pass
-    if Path("/proc/self/stat").exists():
-        return "", ""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return "", ""
-    except OSError:
-        pass  # there, but somebody else's
-    return "?", ""

@@ -10,15 +10,38 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def machine() -> str:
+    """The kernel's start and the space of process numbers, where the system tells."""
+    parts = []
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+def state(process: int) -> tuple[str, str]:
+    """Letter of state and time of begin of a process of this host; empty where it is gone or nobody tells."""
+    try:
+        # the name of the command, in brackets, may hold anything
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        pass
+    if Path("/proc/self/stat").exists():
+        return "", ""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return "", ""
+    except OSError:
+        pass  # there, but somebody else's
+    return "?", ""
+
+
 def birth(process: int) -> str:
     """What tells a process from all others, of its number too, here and elsewhere; empty where nobody can say."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        numbering = Path("/proc/self/ns/pid").stat().st_ino  # containers have numbers of their own
-    except (OSError, IndexError):
-        return ""
-    return f"{machine} {numbering} {process} {fields[19]}"
+    here, begun = machine(), state(process)[1]
+    return f"{here} {process} {begun}" if here and begun else ""
 
 
 def end_of(process: int, born: str) -> int | None:
