@@ -130,7 +130,7 @@ class _Application:
             if same
             else resolve(recipe.train.precision, self.accelerator)
         )
-        self.task = run.task(checkpoint)
+        self.task = run.live_task(checkpoint)
         place(self.task, self.accelerator, self.precision, False, lambda text: None)
         self._data = adapted(self.task, run.data() if data is None else _in_role(data, role), say=_say)
         self.transforms = _fitted(recipe.data.transforms, run.checkpoint(checkpoint))

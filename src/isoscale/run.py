@@ -2,15 +2,17 @@
 
 import json
 import shlex
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from isoscale.engine.checkpoint import read_manifest, read_weights
+from isoscale.engine.checkpoint import read, read_manifest, weights_of
+from isoscale.engine.extra_state import give_attributes
 from isoscale.engine.lock import is_held
 from isoscale.engine.run_directory import ROOT, RunDirectory
-from isoscale.engine.state import copy_weights
+from isoscale.engine.state import load_weights
 from isoscale.errors import UserError
 from isoscale.observe.metric_log import history, last_values
 
@@ -124,15 +126,26 @@ class Run:
         return inner if isinstance(inner, nn.Module) else task
 
     def task(self, checkpoint: str | None = None) -> nn.Module:
-        """The whole task with the weights of a checkpoint, on the CPU."""
-        task = self._task if self._task is not None else self._rebuilt()
-        weights = read_weights(self.checkpoint(checkpoint))
+        """The whole task with the weights of a checkpoint, on the CPU; of one that was given in Python a copy."""
+        own = self._task
+        try:
+            copy = deepcopy(own)
+        except Exception:  # not every module can be copied
+            copy = own
+        return Run(self.path, copy, self._data).live_task(checkpoint).eval()
+
+    def live_task(self, checkpoint: str | None = None) -> nn.Module:
+        """The same, but the very task that was given in Python, so that its hooks reach those who look at it."""
+        task = self._rebuilt() if self._task is None else self._task
+        state = read(self.checkpoint(checkpoint))
+        weights = weights_of(state)
         task = task.cpu()
         for name, parameter in task.named_parameters():
             if name in weights:
                 parameter.data = parameter.data.to(weights[name].dtype)
-        copy_weights(task, weights)
-        return task.eval()
+        load_weights(task, weights)
+        give_attributes(task, state[0].get("extra", {}), state[1]["extra"])
+        return task
 
     def data(self) -> Any:
         """The data of the run: as it was given in Python, or built anew from the recipe."""

@@ -178,7 +178,7 @@ def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     checkpoints, path = two(tmp_path)
     rewritten(path, format=checkpoint.FORMAT + 1)
     for reading in (lambda: read(path), lambda: checkpoints.newest(lambda text: pytest.fail(text))):
-        with pytest.raises(CheckpointError, match=r"format 2.*install a newer one, or move that folder away"):
+        with pytest.raises(CheckpointError, match=r"format 3.*install a newer one, or move that folder away"):
             reading()
 
 
@@ -575,6 +575,7 @@ def stored_state() -> State:
     }
     values: dict[str, dict[str, Any]] = {
         "model": {},
+        "extra": {},
         "optimizer": {"0/step/model.0.weight": 12},
         "average": {},
         "schedule": {"factor": 0.5, "best": 0.125, "stalled": 1},

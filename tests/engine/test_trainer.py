@@ -202,12 +202,12 @@ class TestEnding:
 
     def test_early_stopping_ends_the_training_and_it_stays_ended(self, tmp_path: Path) -> None:
         stop = {"train__early_stopping": {"patience": 3, "min_delta": 1e-3}, **self.STALLED}
-        run = fit(tmp_path / "run", **stop)
+        first, task = Watched(), Watched()
+        run = fit(tmp_path / "run", first, **stop)
         assert run.record["step"] == 40 and run.status == "done"
         before, lines = sha(run), timeless(run)
-        task = Watched()
         again = fit(tmp_path / "run", task, **stop)
-        assert (sha(again), timeless(again), task.trained) == (before, lines, [])
+        assert (sha(again), timeless(again), task.trained) == (before, lines, first.trained)
         assert again.record["step"] == 40
 
     def test_early_stopping_goes_on_counting_after_a_restart(self, tmp_path: Path) -> None:
@@ -576,11 +576,11 @@ class TestRecord:
         assert timeless(longer) == timeless(whole)
 
     def test_continuing_a_finished_run_says_so_and_changes_nothing(self, tmp_path: Path) -> None:
-        first = fit(tmp_path / "run")
+        earlier, task = Watched(), Watched()
+        first = fit(tmp_path / "run", earlier)
         before, record = self.snapshot(tmp_path / "run"), first.record
-        task = Watched()
         again = fit(tmp_path / "run", task)
-        assert not task.trained
+        assert task.trained == earlier.trained
         after = self.snapshot(tmp_path / "run")
         assert after.keys() == before.keys()
         assert {name for name in before if after[name] != before[name]} <= {"run.json"}

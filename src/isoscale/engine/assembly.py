@@ -16,8 +16,10 @@ from isoscale.engine import lightning
 from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.config import LossWeight, Optimizer, Schedule
 from isoscale.engine.ema import Average
+from isoscale.engine.extra_state import ExtraState
 from isoscale.engine.metrics import MetricStates
 from isoscale.engine.optimizers import OptimizerState, make_optimizers
+from isoscale.engine.overrides import overrides
 from isoscale.engine.precision import Precision
 from isoscale.engine.program_choice import ProgramMaker
 from isoscale.engine.programs import Program
@@ -49,6 +51,7 @@ class Assembly:
     average: Average | None
     configured: lightning.Configured | None
     transforms: Sequence[Callable[[Batch], Batch]]
+    extra: ExtraState
     program: Program = field(init=False)
     step: Step | None = None
     """None where the task updates its weights itself."""
@@ -69,6 +72,12 @@ def check_task(task: Any) -> None:
         )
 
 
+_DOUBLE = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    torch.complex64: torch.complex128,
+}
+
+
 def place(task: nn.Module, accelerator: Accelerator, precision: Precision, tree: bool, say: Say) -> None:
     """Move a task to the device, in its precision, with dropout that is keyed by sample."""
     unkeyed = keyed.key_dropout(task)
@@ -78,7 +87,7 @@ def place(task: nn.Module, accelerator: Accelerator, precision: Precision, tree:
         say(f"randomness of {', '.join(unkeyed)} comes from torch's generator, reseeded every step")
     task.to(accelerator.device)
     if precision.dtype == torch.float64:
-        task.double()
+        task._apply(lambda tensor: tensor.to(_DOUBLE.get(tensor.dtype, tensor.dtype)))
 
 
 def assemble(
@@ -109,7 +118,6 @@ def _assemble(
     if lightning.adds_modules(task):
         place(task, found, precision, settings.parallel.reduce == "tree", say)
     configured = _configured(task, view)
-    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in task.named_parameters()}
     if configured and (settings.optimizer != Optimizer() or settings.schedule != Schedule()):
         say("the task configures its own optimizer: the recipe's optimizer and schedule are not used")
     if configured:
@@ -118,13 +126,17 @@ def _assemble(
     view.optimizers = optimizers
     average = Average(task, settings.train.ema) if settings.train.ema is not None else None
     metrics = MetricStates(task, stage.metrics, reducer.ranks)
-    for name, part in (("model", ModuleState(task)), ("optimizer", OptimizerState(optimizers, names)),
-                       ("recorder", stage.recorder), ("metrics", metrics), ("schedule", rate), ("average", average),
-                       ("configured", configured)):  # fmt: skip
+    keeps_gradients = not getattr(task, "automatic_optimization", True) or overrides(task, "on_before_zero_grad")
+    extra = ExtraState(task, [*optimizers, *view.schedulers], reducer.ranks, keeps_gradients, say)
+    for name, part in (("model", ModuleState(task)), ("extra", extra), ("configured", configured),
+                       ("optimizer", OptimizerState(optimizers, task)), ("recorder", stage.recorder),
+                       ("metrics", metrics), ("schedule", rate), ("average", average)):  # fmt: skip
         if part is not None:
             registry.register(name, part)
     forward = Forward(task, stage, transforms, precision)
-    assembly = Assembly(task, found, precision, random, registry, rate, train, stage, average, configured, transforms)
+    assembly = Assembly(
+        task, found, precision, random, registry, rate, train, stage, average, configured, transforms, extra
+    )
     assembly.program = ProgramMaker(
         assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer
     ).make()

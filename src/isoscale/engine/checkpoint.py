@@ -20,7 +20,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -28,15 +29,19 @@ from isoscale.engine.staging import Staged, Staging
 from isoscale.engine.state import weights_sha256
 from isoscale.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 MODEL = "model"
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
 
 State = tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Any]]]
 Upgrader = Callable[[State], State]
-UPGRADERS: dict[int, Upgrader] = {}
+UPGRADERS: dict[int, Upgrader] = {
+    1: lambda state: (state[0], {**state[1], "extra": {}}),  # which modules have besides weights and buffers
+}
 """From a format to the next one: `UPGRADERS[1]` turns a state of format 1 into one of format 2."""
+_PAIRS = "complex128"
+"""Names of tensors that are stored as pairs of real numbers: safetensors has no such dtype."""
 
 
 class CheckpointError(UserError):
@@ -181,7 +186,7 @@ def read(path: Path) -> State:
         values = _read_json(path / _STATE)
         files = [name for name in manifest["files"] if name.endswith(".safetensors")]
         # safetensors itself holds the shapes and places in a header against the length of the file
-        tensors = {name.removesuffix(".safetensors"): load_file(path / name) for name in files}
+        tensors = {name.removesuffix(".safetensors"): _read_tensors(path / name) for name in files}
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from None
     return _upgraded(manifest["format"], (tensors, values))
@@ -227,7 +232,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def read_weights(path: Path, average: bool = True) -> dict[str, Tensor]:
     """The weights of a checkpoint; their moving average where there is one."""
-    tensors, _ = read(path)
+    return weights_of(read(path), average)
+
+
+def weights_of(state: State, average: bool = True) -> dict[str, Tensor]:
+    """The weights in a state; their moving average where there is one."""
+    tensors, _ = state
     weights = dict(tensors[MODEL])
     if average:
         weights.update(tensors.get("average", {}))
@@ -252,7 +262,16 @@ def _write(folder: Path, step: int, state: Staged, best: bool) -> None:
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    save_file(tensors, path)
+    pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]
+    stored = {name: torch.view_as_real(tensor) if name in pairs else tensor for name, tensor in tensors.items()}
+    save_file(stored, path, {_PAIRS: json.dumps(pairs)} if pairs else None)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        pairs = json.loads((file.metadata() or {}).get(_PAIRS, "[]"))
+    return {name: torch.view_as_complex(each) if name in pairs else each for name, each in tensors.items()}
 
 
 def _write_manifest(folder: Path, step: int, state: Staged, best: bool) -> None:

@@ -135,11 +135,13 @@ class _Replay:
     def __post_init__(self) -> None:
         self._program = self.engine.parts.program
         self._first_step = self.engine.progress.step
-        self._before = Largest.of(dict(self.engine.parts.task.named_parameters()))
+        self._before: Largest | None = None
 
     def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
         """Run steps until one is bad."""
         registry = self.engine.parts.registry
+        if self._before is None:
+            self._before = Largest.of(dict(self.engine.parts.task.named_parameters()))
         for number in range(start, stop):
             if number >= self.until:
                 raise _Over(f"steps {self._first_step + 1} to {self.until}, run again one by one, were all finite")
@@ -180,6 +182,7 @@ class _Replay:
         part = watch.parts[origin.part if origin else 0]
         rows = origin.rows if origin else None
         samples = [part.samples.tolist()[row] for row in rows] if rows else part.samples.tolist()
+        assert self._before is not None
         return Finding(
             self._first_step, number + 1, number // train.plan.steps_per_epoch + 1, origin, samples, bool(rows),
             [locate(train.source, sample) for sample in samples],

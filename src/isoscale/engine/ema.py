@@ -15,14 +15,15 @@ class Average:
         """Start from the present weights."""
         self.decay = decay
         self._names = [name for name, _ in module.named_parameters()]
-        self._live = [parameter.detach() for parameter in module.parameters()]
-        self._shadow = [tensor.clone() for tensor in self._live]
+        self._live: list[Tensor] = list(module.parameters())
+        self._shadow = [parameter.detach().clone() for parameter in self._live]
 
     @property
     def tensors(self) -> list[Tensor]:
         """The averages."""
         return self._shadow
 
+    @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the weights, in one operation."""
         torch._foreach_lerp_(self._shadow, self._live, 1 - self.decay)
@@ -30,12 +31,16 @@ class Average:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Put the averages in the place of the weights for a while."""
-        saved = [tensor.clone() for tensor in self._live]
-        torch._foreach_copy_(self._live, self._shadow)
+        saved = [parameter.detach().clone() for parameter in self._live]
+        self._put(self._shadow)
         try:
             yield
         finally:
-            torch._foreach_copy_(self._live, saved)
+            self._put(saved)
+
+    @torch.no_grad()
+    def _put(self, values: list[Tensor]) -> None:
+        torch._foreach_copy_(self._live, values)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The averages by weight name."""

@@ -8,8 +8,10 @@ import torch
 from isoscale.data import keyed
 from isoscale.data.batches import Plan
 from isoscale.data.feed import Feed
+from isoscale.engine.extra_state import ModuleSnapshot
 from isoscale.engine.lightning import is_lightning_module, remember
 from isoscale.engine.metrics import keep
+from isoscale.engine.overrides import overrides
 from isoscale.engine.pairs import Pair
 from isoscale.engine.recorder import means
 from isoscale.engine.roles import Role
@@ -36,17 +38,22 @@ def evaluate(
     A reducer adds what they, or the shards of a batch, have recorded.
     """
     stage, task = forward.stage, forward.task
+    if interrupted():
+        raise Interrupted
     shards: dict[int, torch.Tensor] = {}
-    mode = task.training
+    before, go_back = ModuleSnapshot(task), keep(task)
     stage.enter()
     stage.recorder.reset()
-    go_back = keep(task)
     terms: set[str] = set()
     begin(task, stage.name)
+    # what a hook does at the start (swap weights, say), only that of the end takes back: then it is seen through
+    hooks = [f"on_{_NAMES[stage.name]}_{moment}" for moment in ("start", "epoch_start")]
+    is_sealed = any(overrides(task, name) for name in hooks)
     for batch_idx in range(plan.steps_per_epoch):
-        if interrupted():
-            task.train(mode)
+        if not is_sealed and interrupted():
+            stage.leave()
             go_back()
+            before.restore(task)
             raise Interrupted
         for shard, parts in enumerate(feed.parts(batch_idx)):
             if parts and reducer is not None:
@@ -66,7 +73,6 @@ def evaluate(
         values = agreed_values(values, bool(shards), reducer.ranks)
     remember(task, values)
     call_hook(task, f"on_{_NAMES[stage.name]}_end")
-    task.train(mode)
     stage.leave()
     return values
 

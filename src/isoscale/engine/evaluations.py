@@ -47,6 +47,9 @@ class Evaluations:
 
     def validate(self, role: Role) -> dict[str, float]:
         """The values of the present weights, or of their averages; broken off where a stop is asked for."""
+        zero_grad = getattr(self.parts.task, "on_validation_model_zero_grad", None)
+        if zero_grad is not None:  # as under Lightning: gradients that no update has used are gone then
+            zero_grad()
         with self.parts.average.swapped_in() if self.parts.average else nullcontext():
             self.agreed.begin_evaluation()
             values = self.measure("val", role, self.agreed.in_evaluation)

@@ -15,6 +15,8 @@ from isoscale.data.batches import Plan
 from isoscale.data.feed import Feed, Slot
 from isoscale.engine import metrics
 from isoscale.engine.accelerator import Accelerator
+from isoscale.engine.extra_state import ModuleSnapshot
+from isoscale.engine.lightning import TrainerView
 from isoscale.engine.profile import Marks, Profile
 from isoscale.engine.programs import EagerProgram, Inputs, launches
 from isoscale.engine.state import Registry
@@ -22,6 +24,12 @@ from isoscale.engine.step import Step
 from isoscale.errors import UserError
 
 NUM_WARMUP = 3
+NUM_WORTH = 10
+"""Replays from which on a capture was worth it."""
+MOST_IN_VAIN = 3
+"""Captures in a row that were not, before no more are made."""
+_FED = ("params", "lr")
+"""What a captured step does not hold as a constant."""
 
 
 class CaptureRefused(UserError):
@@ -45,14 +53,93 @@ class Captured:
     """Whether a replay was seen to give the bits of eager execution."""
 
 
+class Conditions:
+    """What a captured step holds as constants: where tensors are, modes, attributes, settings of the optimizers."""
+
+    def __init__(self, step: Step, epoch: int | None) -> None:
+        """As they are now; the epoch is None where the step does not ask for it."""
+        self.epoch = epoch
+        self._task, optimizers = step.forward.task, step.optimizers
+        self._module = ModuleSnapshot(self._task, optimizers)
+        self._places = [
+            (name, id(tensor), tensor.data_ptr(), tuple(tensor.shape))
+            for name, tensor in (*self._task.named_parameters(), *self._task.named_buffers())
+        ]
+        self._settings = [
+            [
+                (key, id(value) if isinstance(value, Tensor) else value)
+                for key, value in group.items()
+                if key not in _FED
+            ]
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+        ]
+
+    def difference(self, other: "Conditions") -> str | None:
+        """What is not as it was, in words."""
+        one, two = self._module, other._module
+        changed = two.changed(one)
+        if changed:
+            return ".".join(["self", *filter(None, changed[0])])
+        for words, before, after in (
+            ("the training mode of modules", one.modes, two.modes),
+            ("which parameters require gradients", one.trainable, two.trainable),
+            ("which parameters and buffers there are", self._places, other._places),
+            ("settings of the optimizer", self._settings, other._settings),
+            ("what depends on self.current_epoch", self.epoch, other.epoch),
+        ):
+            if before != after:
+                return words
+        return None
+
+    def put_back(self) -> None:
+        """Undo what running the Python code of a step has done to the task."""
+        self._module.restore(self._task)
+
+
+class WatchedIndex(int):
+    """The number of a batch, which notes that somebody makes use of it."""
+
+    _seen: set[str]
+
+    def __new__(cls, value: int, seen: set[str]) -> "WatchedIndex":
+        """A number whose use is noted in `seen`."""
+        index = super().__new__(cls, value)
+        index._seen = seen
+        return index
+
+
+def _noting(name: str) -> Callable[..., Any]:
+    plain = getattr(int, name)
+
+    def method(self: WatchedIndex, *others: Any) -> Any:
+        self._seen.add("batch_idx")
+        return plain(self, *others)
+
+    return method
+
+
+for _name in (
+    "eq", "ne", "lt", "le", "gt", "ge", "mod", "rmod", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv",
+    "rtruediv", "floordiv", "rfloordiv", "divmod", "pow", "bool", "index", "int", "float", "hash", "and", "format",
+):  # fmt: skip
+    setattr(WatchedIndex, f"__{_name}__", _noting(f"__{_name}__"))
+
+
 class GraphedProgram:
     """Replays captured launches; steps before the first capture run eagerly."""
 
     def __init__(
         self, step: Step, feed: Feed, plan: Plan, inputs: Inputs, steps_per_launch: int, registry: Registry,
         accelerator: Accelerator, proven: Callable[[], None], fall_back: Callable[[str], None] | None,
+        view: TrainerView, is_compiled: bool,
     ) -> None:  # fmt: skip
         """`proven` is told when a replay gave the right bits, `fall_back` why a capture is refused (None: an error)."""
+        self._view = view
+        self._is_compiled = is_compiled
+        self._conditions: Conditions | None = None
+        """Under which the present graphs were captured."""
+        self._replayed = self._in_vain = 0
         self._proven = proven
         self._step = step
         self._eager = EagerProgram(step, feed, plan, inputs, steps_per_launch)
@@ -91,6 +178,7 @@ class GraphedProgram:
 
     def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
         """Replay launches of several steps, and of single ones for the rest."""
+        self._drop_outdated()
         start = self._warm_up(start, stop, interrupted)
         if self.refused is not None:
             return self._eager.run(start, stop, interrupted)
@@ -100,6 +188,25 @@ class GraphedProgram:
             if not self._launch(number, count):
                 return self._eager.run(number + count, stop, interrupted)
         return stop
+
+    def _drop_outdated(self) -> None:
+        """Capture anew where somebody has changed the task or its optimizer since: a replay would not know."""
+        if self._conditions is None or self.refused is not None:
+            return
+        changed = self._conditions.difference(self._now())
+        if changed is None:
+            return
+        self._graphs.clear()
+        self._met.clear()
+        self._pool, self._conditions, self._warm = None, None, 0
+        self._in_vain = self._in_vain + 1 if self._replayed < NUM_WORTH else 0
+        self._replayed = 0
+        if self._in_vain >= MOST_IN_VAIN and self._fall_back is not None:
+            self._refuse(f"the task changes {changed} too often between launches")
+
+    def _now(self) -> "Conditions":
+        epoch = self._conditions.epoch if self._conditions is not None else None
+        return Conditions(self._step, None if epoch is None else self._view.current_epoch)
 
     def _warm_up(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
         """Train the first steps eagerly, and see whether they draw on torch's generator."""
@@ -143,6 +250,7 @@ class GraphedProgram:
             self._rehearse(captured, number, count)
         else:
             self._replay(captured, number, count)
+            self._replayed += 1
             if self._profile is not None:
                 self._profile.replayed(captured.marks)
         return self.refused is None
@@ -151,11 +259,17 @@ class GraphedProgram:
         """Capture a launch, put everything back, and run it eagerly."""
         before, reseed = self._registry.snapshot(), self._step.reseed
         counted = list(self._step.recorder.counted)
+        conditions = Conditions(self._step, self._view.current_epoch)
+        self._view.read.clear()
         try:
             self._graphs[key] = self._capture(number, count)
-            reason = before.replaced(self._registry)
+            reason = before.replaced(self._registry) or self._frozen_in(conditions)
         except Exception as error:  # whatever a user's step does that a capture does not allow
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        conditions.put_back()
+        if self._conditions is None:
+            conditions.epoch = conditions.epoch if "current_epoch" in self._view.read else None
+            self._conditions = conditions
         reason = self._agreed(reason)
         if reason is not None:
             torch.cuda.synchronize()
@@ -163,6 +277,17 @@ class GraphedProgram:
             before.restore(self._registry)
             self._refuse(reason)
         self._eager.run(number, number + count, lambda: False)
+
+    def _frozen_in(self, before: "Conditions") -> str | None:
+        """What the capture has turned into a constant although it changes from step to step."""
+        changed = before.difference(Conditions(self._step, before.epoch))
+        if changed is not None:
+            return f"training_step changes {changed}, which a replay would not do again"
+        if "global_step" in self._view.read:
+            return "training_step reads self.global_step, which a replay would not see changing"
+        if "batch_idx" in self._view.read:
+            return "training_step uses batch_idx, which a replay would not see changing"
+        return None
 
     def _capture(self, number: int, count: int) -> Captured:
         device = self._accelerator.device
@@ -197,6 +322,8 @@ class GraphedProgram:
             weights = {} if captured.weights is None else self._inputs.named(captured.weights[offset])
             time = captured.number + offset if keyed else 0
             batch_idx = (number + offset) % self._plan.steps_per_epoch
+            if not self._is_compiled:
+                batch_idx = WatchedIndex(batch_idx, self._view.read)
             if self._profile is not None:
                 self._profile.begin()
             rate = captured.rates[offset] if self._inputs.tensor_lr else self._inputs.rates(number + offset, 1)[0]

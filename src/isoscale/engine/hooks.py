@@ -3,6 +3,7 @@
 The names and their order are those of a LightningModule. A hook runs on the host, so that such a step is not captured.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -106,9 +107,12 @@ class HookedStep(Step):
 class AfterStep:
     """What follows a finished step: schedulers that count steps, then `on_train_batch_end`."""
 
-    def __init__(self, task: Any, view: TrainerView, configured: Configured | None, compute: Any) -> None:
-        """`compute` is the task's step method, which knows the batch where a hook wants it."""
+    def __init__(
+        self, task: Any, view: TrainerView, configured: Configured | None, compute: Any, record: Callable[[int], None]
+    ) -> None:
+        """`compute` is the task's step method, which knows the batch; `record` takes what the hook has logged."""
         self._view = view
+        self._record = record
         self._configured = configured
         self._seen = compute if isinstance(compute, AroundBatch) else None
         self._end = task.on_train_batch_end if overrides(task, "on_train_batch_end") else None
@@ -121,13 +125,16 @@ class AfterStep:
         if self._end is not None and self._seen is not None:
             self._end(self._seen.output, self._seen.batch, self._seen.batch_idx)
             self._seen.forget()
+            self._record(step)
 
 
-def after_step(task: Any, view: TrainerView, configured: Configured | None, compute: Any) -> AfterStep | None:
+def after_step(
+    task: Any, view: TrainerView, configured: Configured | None, compute: Any, record: Callable[[int], None]
+) -> AfterStep | None:
     """What is due after each step of a task; None for most tasks."""
     if configured is None and not is_lightning_module(task) and not overrides(task, "on_train_batch_end"):
         return None
-    return AfterStep(task, view, configured, compute)
+    return AfterStep(task, view, configured, compute, record)
 
 
 def count_updates(task: Any, view: TrainerView, configured: Configured | None, optimizers: list[Any]) -> None:

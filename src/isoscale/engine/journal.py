@@ -155,6 +155,13 @@ class Journal:
         self._saving = 0.0
         return {"time/samples_per_second": samples / max(seconds, 1e-9), **saving}
 
+    def epoch_so_far(self) -> dict[str, float]:
+        """The means over the running epoch, by the names that they will have and those that Lightning gives."""
+        stage = self._stage
+        values = {**stage.recorder.shown(means(stage.recorder.read().pairs())), **stage.computed_metrics()}
+        named = {f"{stage.full_name(name)}_epoch": value for name, value in values.items()}
+        return {**named, **{name: value for name, value in values.items() if name in stage.of_epoch}}
+
     def end_epoch(self) -> dict[str, float]:
         """The means over the epoch, and start counting anew."""
         self.flush()

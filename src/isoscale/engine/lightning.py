@@ -4,6 +4,7 @@ A module finds what it expects: `self.log`, `self.trainer` with the common attri
 `self.manual_backward` for manual optimisation. A hook that is not called is refused, never passed over.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,16 +25,36 @@ _REFUSED_HOOKS = {
     "configure_sharded_model": "create the layers in configure_model",
     "on_before_batch_transfer": "use on_after_batch_transfer or the collate function",
     "on_load_checkpoint": "keep the values in buffers (register_buffer), which are saved and restored",
-    "on_predict_model_eval": "the engine chooses the mode",
+    "on_predict_model_eval": "set modes in on_predict_start",
     "on_save_checkpoint": "keep the values in buffers (register_buffer), which are saved and restored",
-    "on_test_model_eval": "the engine chooses the mode",
-    "on_test_model_train": "the engine chooses the mode",
-    "on_validation_model_eval": "the engine chooses the mode",
-    "on_validation_model_train": "the engine chooses the mode",
-    "on_validation_model_zero_grad": "use on_before_zero_grad",
+    "on_test_model_eval": "set modes in on_test_start",
+    "on_test_model_train": "modes are put back after a test",
+    "on_validation_model_eval": "set modes in on_validation_start",
+    "on_validation_model_train": "modes are put back after an evaluation",
     "optimizer_zero_grad": "set automatic_optimization = False and zero the gradients there",
     "transfer_batch_to_device": "use on_after_batch_transfer or the collate function",
 }
+_OF_LIGHTNING_1 = {
+    "on_batch_end": "on_train_batch_end",
+    "on_batch_start": "on_train_batch_start",
+    "on_epoch_end": "on_train_epoch_end",
+    "on_epoch_start": "on_train_epoch_start",
+    "on_hpc_load": "buffers (register_buffer), which are saved and restored",
+    "on_hpc_save": "buffers (register_buffer), which are saved and restored",
+    "on_pretrain_routine_end": "on_fit_start",
+    "on_pretrain_routine_start": "on_fit_start",
+    "on_train_dataloader": "train_dataloader",
+    "on_val_dataloader": "val_dataloader",
+    "predict_epoch_end": "on_predict_epoch_end",
+    "tbptt_split_batch": "slices of the batch in training_step, with manual optimisation",
+    "test_epoch_end": "on_test_epoch_end",
+    "test_step_end": "test_step itself",
+    "training_epoch_end": "on_train_epoch_end",
+    "training_step_end": "training_step itself",
+    "validation_epoch_end": "on_validation_epoch_end",
+    "validation_step_end": "validation_step itself",
+}
+"""Hooks that Lightning 2 has removed, and what took their place."""
 _ATTACHED = (
     "log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer",
     "clip_gradients", "all_gather", "print", "on_train_start", "on_train_epoch_start", "_loaded_data",
@@ -52,7 +73,8 @@ class TrainerView:
     """A batch is the batch of one update here, whatever the micro-batches are."""
     sanity_checking = True
     """Until training begins: what runs before it is a rehearsal of the evaluation."""
-    testing = predicting = False
+    stage = "train"
+    """What is at work: train, val, test or predict."""
     logger = log_dir = datamodule = None
     loggers: tuple[Any, ...] = ()
 
@@ -76,6 +98,8 @@ class TrainerView:
         self.lightning_module: Any = None
         self.updates: Callable[[], int] | None = None
         """Counts the updates of manual optimisation, of which a batch may have several."""
+        self.read: set[str] = set()
+        """What somebody has asked for that changes from step to step."""
         self._finished: int | None = None
         self._ahead = False
 
@@ -94,23 +118,35 @@ class TrainerView:
     @property
     def current_epoch(self) -> int:
         """The running epoch, from 0; it lasts until the next one begins."""
+        self.read.add("current_epoch")
         step = self._step
         return (step if self._ahead else max(0, step - 1)) // self.num_training_batches
 
     @property
     def global_step(self) -> int:
         """Finished optimizer steps."""
+        self.read.add("global_step")
         return self._step if self.updates is None else self.updates()
 
     @property
     def training(self) -> bool:
-        """Whether a training batch is at work."""
-        return bool(self.lightning_module.training)
+        """Whether training batches are at work."""
+        return self.stage == "train"
 
     @property
     def validating(self) -> bool:
-        """Whether a validation batch is at work."""
-        return not self.lightning_module.training
+        """Whether validation batches are at work."""
+        return self.stage == "val"
+
+    @property
+    def testing(self) -> bool:
+        """Whether test batches are at work."""
+        return self.stage == "test"
+
+    @property
+    def predicting(self) -> bool:
+        """Whether predictions are made."""
+        return self.stage == "predict"
 
     @property
     def should_stop(self) -> bool:
@@ -185,6 +221,17 @@ def _refuse(task: Any) -> None:
     advice = [f"{name} ({instead})" for name, instead in _REFUSED_HOOKS.items() if overrides(task, name)]
     if advice:
         raise UserError(f"{type(task).__name__} overrides what isoscale does not call: {'; '.join(advice)}")
+    removed = [f"{name} (use {instead})" for name, instead in _OF_LIGHTNING_1.items() if overrides(task, name)]
+    if removed:
+        raise UserError(
+            f"{type(task).__name__} defines hooks of Lightning 1, which nobody calls any more: {'; '.join(removed)}"
+        )
+    parameters = list(inspect.signature(task.training_step).parameters)
+    if len(parameters) > 2 or {"optimizer_idx", "hiddens"} & set(parameters):
+        raise UserError(
+            f"training_step of {type(task).__name__} takes {', '.join(parameters)}, as in Lightning 1; take "
+            "(batch, batch_idx), and with several optimizers set automatic_optimization = False"
+        )
 
 
 def _set(task: Any, name: str, value: Any) -> None:
@@ -345,14 +392,38 @@ class Configured:
         return {}, {
             "schedulers": [_saved(entry["scheduler"].state_dict()) for entry in self.schedulers],
             "groups": [[_saved(_settings(group)) for group in each.param_groups] for each in self.optimizers],
+            "members": [[self._names(group["params"]) for group in each.param_groups] for each in self.optimizers],
             "updates": self.updates,
         }
+
+    def _names(self, parameters: list[Tensor]) -> list[str]:
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self._task.named_parameters()}
+        return [names[parameter] for parameter in parameters]
+
+    def _regroup(self, optimizer: Optimizer, members: list[list[str]]) -> None:
+        """Give an optimizer the groups that it had when it was saved: some may have been added in training."""
+        parameters = dict(self._task.named_parameters())
+        unknown = [name for group in members for name in group if name not in parameters]
+        if unknown:
+            raise UserError(f"the checkpoint's optimizer knows {unknown[0]!r}, which is no parameter of the model")
+        if [self._names(group["params"]) for group in optimizer.param_groups] == members:
+            return
+        first = optimizer.param_groups[0]
+        groups = [
+            *optimizer.param_groups[: len(members)],
+            *[dict(first) for _ in members[len(optimizer.param_groups) :]],
+        ]
+        for group, names in zip(groups, members, strict=True):
+            group["params"] = [parameters[name] for name in names]
+        optimizer.param_groups[:] = groups
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take over a state."""
         self.updates = values["updates"]
         for entry, saved in zip(self.schedulers, values["schedulers"], strict=True):
             entry["scheduler"].load_state_dict(_merged(entry["scheduler"].state_dict(), saved))
+        for optimizer, members in zip(self.optimizers, values.get("members", []), strict=False):
+            self._regroup(optimizer, members)
         for optimizer, groups in zip(self.optimizers, values["groups"], strict=True):
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
                 group.update(_merged(_settings(group), saved))

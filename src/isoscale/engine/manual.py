@@ -48,25 +48,48 @@ class Together:
                 f"does not reach all {ranks.world} ranks; use data.drop_last=true or another data.batch_size"
             )
         self._ranks, self._plan, self._recorder = ranks, plan, recorder
-        self._weight = 1.0
+        self.weight = 1.0
+        """By how much the gradients of this rank count among those of all."""
         self._record: Tensor | None = None
         for optimizer in [] if ranks.alone else optimizers:
-            optimizer.register_step_pre_hook(self._average)
+            optimizer.register_step_pre_hook(self._before_update)
 
     def begin(self, step: int) -> None:
         """A step begins."""
         if not self._ranks.alone:
             size = self._plan.size(step)
-            self._weight = self._plan.share(size).count / size
+            self.weight = self._plan.share(size).count / size
             self._record = self._recorder.begin_shard()
 
-    def _average(self, optimizer: Any, *arguments: Any) -> None:
-        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    def _before_update(self, optimizer: Any, arguments: Any, options: Any) -> Any:
+        """Average the gradients; where the optimizer computes them itself (a closure), each time that it does."""
+        closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
+        if closure is None:
+            self._average(optimizer)
+            return None
+
+        def of_all() -> Any:
+            loss = closure()
+            self._average(optimizer)
+            if loss is None:
+                return None
+            mean = torch.as_tensor(loss).detach().double() * self.weight
+            self._ranks.sum_(mean, "the loss of all ranks")
+            return mean.to(loss.dtype) if isinstance(loss, Tensor) else float(mean)
+
+        return (arguments[0], of_all), {key: value for key, value in options.items() if key != "closure"}
+
+    def _average(self, optimizer: Any) -> None:
+        owners = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        if not owners:
+            return
+        gradients = [each.grad.to_dense() if each.grad.is_sparse else each.grad for each in owners]
         buffer = Buffer(gradients)
-        buffer.fill([gradient * self._weight for gradient in gradients])
+        buffer.fill([gradient * self.weight for gradient in gradients])
         for section in buffer.sections:
             self._ranks.sum_(section, "the gradients of all ranks")
-        torch._foreach_copy_(gradients, buffer.tensors())
+        for owner, mean in zip(owners, buffer.tensors(), strict=True):
+            owner.grad = mean.to_sparse(1) if owner.grad.is_sparse else owner.grad.copy_(mean)
 
     def end(self) -> None:
         """A step is over."""

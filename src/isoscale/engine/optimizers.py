@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.config import Group
 from isoscale.engine.config import Optimizer as Section
 from isoscale.engine.fused import FusedAdam
+from isoscale.engine.plain import names_of, put_together, take_apart
 from isoscale.errors import UserError
 
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -63,12 +64,17 @@ def choose_path(name: str, accelerator: Accelerator) -> OptimizerPath:
 def make_optimizers(
     section: Section, named: Iterable[tuple[str, nn.Parameter]], path: OptimizerPath
 ) -> list[Optimizer]:
-    """Build the optimizer for the trainable parameters; Muon takes the matrices and leaves the rest to AdamW."""
-    trainable = {name: parameter for name, parameter in named if parameter.requires_grad}
-    if not trainable:
-        raise UserError("the task has no trainable parameters: nothing to optimise")
+    """Build the optimizer; Muon takes the matrices and leaves the rest to AdamW.
+
+    Frozen parameters are in it as well: without a gradient they are passed over, and they may be unfrozen in training.
+    """
+    parameters = dict(named)
+    if not parameters:
+        raise UserError("the task has no parameters: nothing to optimise")
+    if any(parameter.is_complex() for parameter in parameters.values()):
+        path = replace(path, fused=False)  # torch has no fused kernels for complex numbers
     cls, arguments = optimizer_class(section.name), section.arguments
-    groups = _grouped(trainable, section.groups)
+    groups = _grouped(parameters, section.groups)
     if cls.__name__ != "Muon":
         return [_build(cls, section.lr, arguments, groups, path)]
     matrices = _chosen(groups, lambda parameter: parameter.dim() == 2)
@@ -84,15 +90,15 @@ ParameterGroup = dict[str, Any]
 """Parameters under `params`, with what is special about them, as torch's optimizers take it."""
 
 
-def _grouped(trainable: dict[str, nn.Parameter], sections: list[Group]) -> list[ParameterGroup]:
+def _grouped(parameters: dict[str, nn.Parameter], sections: list[Group]) -> list[ParameterGroup]:
     """The parameters by the first group that matches their name; those that none matches come last."""
     groups: list[ParameterGroup] = []
-    left = dict(trainable)
+    left = dict(parameters)
     for section in sections:
         names = [name for name in left if any(fnmatch(name, pattern) for pattern in section.match)]
         if not names:
             raise UserError(
-                f"optimizer.groups: {section.match} matches no trainable parameter that is left; there are "
+                f"optimizer.groups: {section.match} matches no parameter that is left; there are "
                 f"{', '.join(list(left)[:8])}{' …' * (len(left) > 8)}"
             )
         own = {**section.arguments, **({"lr_scale": section.lr_scale} if section.lr_scale != 1 else {})}
@@ -148,35 +154,49 @@ def set_lr(optimizer: Optimizer, lr: Tensor | float) -> None:
 class OptimizerState:
     """The state of optimizers by parameter name, so that it does not depend on the order of parameters."""
 
-    def __init__(self, optimizers: list[Optimizer], names: dict[Tensor, str]) -> None:
-        """The state of `optimizers`, whose parameters have these names."""
+    def __init__(self, optimizers: list[Optimizer], task: nn.Module) -> None:
+        """The state of `optimizers`, whose parameters must be those of a task."""
         self._optimizers = optimizers
-        self._names = names
+        self._task = task
+        own = {id(parameter) for parameter in task.parameters()}
+        for optimizer in optimizers:
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                if id(parameter) not in own:
+                    raise UserError(
+                        f"{type(optimizer).__name__} optimises a tensor of shape {tuple(parameter.shape)} that is no "
+                        f"parameter of {type(task).__name__}, so that it would not be saved; make it one: "
+                        "self.name = nn.Parameter(…), or register the module that it belongs to"
+                    )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors as `number/key/parameter`, plain numbers beside them."""
-        tensors, values = {}, {}
+        """Tensors as `number/key/parameter`, plain numbers beside them; lists of tensors (LBFGS) in their parts."""
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self._task.named_parameters()}
+        tensors: dict[str, Tensor] = {}
+        values = {}
         for number, optimizer in enumerate(self._optimizers):
             for parameter, entries in optimizer.state.items():
                 for key, value in entries.items():
-                    name = f"{number}/{key}/{self._names[parameter]}"
-                    if isinstance(value, Tensor):
-                        tensors[name] = value
-                    elif value is not None:
-                        values[name] = value
+                    name = f"{number}/{key}/{names[parameter]}"
+                    structure = take_apart(value, name, tensors)
+                    if not isinstance(value, Tensor) and value is not None:
+                        values[name] = structure
         return tensors, values
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take over a state."""
-        parameters = {name: parameter for parameter, name in self._names.items()}
+        parameters = dict(self._task.named_parameters())
         for optimizer in self._optimizers:
             optimizer.state.clear()
-        for name, value in {**tensors, **values}.items():
+        inside = {name for structure in values.values() for name in names_of(structure)}
+        whole = {name: tensor for name, tensor in tensors.items() if name not in inside}
+        for name, value in {**whole, **values}.items():
             number, key, owner = [*name.split("/", 2), "", ""][:3]
             if owner not in parameters or not number.isdigit() or int(number) >= len(self._optimizers):
                 raise UserError(f"the checkpoint's optimizer knows {name!r}, which is no parameter of the model")
             optimizer, parameter = self._optimizers[int(number)], parameters[owner]
-            optimizer.state[parameter][key] = _placed(optimizer, key, value, parameter)
+            copies = {each: tensors[each].clone() for each in names_of(value)}
+            entry = put_together(value, copies, device=parameter.device)
+            optimizer.state[parameter][key] = _placed(optimizer, key, entry, parameter)
 
 
 def _placed(optimizer: Optimizer, key: str, value: Any, parameter: Tensor) -> Any:

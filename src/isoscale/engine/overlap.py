@@ -29,19 +29,39 @@ class Overlap:
         self.ranks = ranks
         self.reducer = FlatReducer(ranks, torch.float64)
         """For what is small: losses, counts, votes."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # the new name for broadcast_buffers is not in all versions
-            self.module = DistributedDataParallel(
-                _Method(task, compute), broadcast_buffers=False, gradient_as_bucket_view=True, init_sync=False
-            )
-        self.module.register_comm_hook(self, _add)
+        self._method = _Method(task, compute)
+        self._trainable = _trainable(task)
+        self.module = self._wrapped()
         self.profile: Profile | None = None
         """Told when each bucket travelled, where somebody wants to know where time goes."""
         self._travels: Travels = []
 
+    def _wrapped(self) -> DistributedDataParallel:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # the new name for broadcast_buffers is not in all versions
+            module = DistributedDataParallel(
+                self._method, broadcast_buffers=False, gradient_as_bucket_view=True, init_sync=False
+            )
+        module.register_comm_hook(self, _add)
+        return module
+
+    def __call__(self, batch: Any, batch_idx: int) -> Any:
+        """Run the step method."""
+        return self.module(batch, batch_idx)
+
     def began(self) -> None:
-        """A batch begins."""
+        """A batch begins; where other parameters require gradients than before, they get buckets anew."""
         self._travels = []
+        found = _trainable(self._method.task)
+        if found != self._trainable:
+            del self.module  # takes its hooks off the parameters
+            self._trainable, self.module = found, self._wrapped()
+        for name, parameter in self._method.task.named_parameters():
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise UserError(
+                    f"{name} has a hook on its gradient, which would see that of one rank in parallel.reduce: overlap; "
+                    "use parallel.reduce=flat, where it sees that of the whole batch"
+                )
 
     def travelled(self, begin: Moment) -> None:
         """A bucket that began to travel then has arrived."""
@@ -56,6 +76,10 @@ class Overlap:
     def no_sync(self, wanted: bool) -> Any:
         """Keep the gradients of all but the last micro-batch to this rank."""
         return self.module.no_sync() if wanted else nullcontext()
+
+
+def _trainable(task: nn.Module) -> list[bool]:
+    return [parameter.requires_grad for parameter in task.parameters()]
 
 
 class _Method(nn.Module):

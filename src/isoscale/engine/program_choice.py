@@ -47,7 +47,11 @@ class ProgramMaker:
         """What every program needs."""
         self._reseed = reseeder(self.settings.seed, self.parts.accelerator)
         task, configured = self.parts.task, self.parts.configured
-        self._after_step = hooks.after_step(task, self.view, configured, self.forward.compute)
+        plan, own = self.parts.train.plan, self.reducer.ranks
+        self._after_step = hooks.after_step(
+            task, self.view, configured, self.forward.compute,
+            lambda step: self.parts.train_stage.flush_together(plan.share(plan.size(step - 1)).count, own),
+        )  # fmt: skip
         device, ranks = self.parts.accelerator.device, self.reducer.ranks
         read_dataset(self.parts.train, "train", self.settings, device, self.say, ranks)
 
@@ -65,7 +69,7 @@ class ProgramMaker:
         ranks = self.reducer.ranks
         if self.decided.reduce == "overlap" and not ranks.alone:
             self.parts.step.overlap = Overlap(self.parts.task, self.forward.compute, ranks)
-            self.forward.compute = self.parts.step.overlap.module
+            self.forward.compute = self.parts.step.overlap
         if self.decided.program not in ("auto", "graphed", "compiled+graphed"):
             return self._eager()
         if why is None:
@@ -89,6 +93,7 @@ class ProgramMaker:
         hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers)
         rate = None if parts.configured else parts.rate
         together = manual.Together(self.reducer.ranks, plan, parts.train_stage.recorder, self.optimizers)
+        parts.extra.share = lambda: together.weight
         return ManualProgram(
             self.forward, parts.random, self._reseed, parts.train.feed, plan,
             manual.before(rate, self.optimizers, self._before_fetch, together),
@@ -113,7 +118,8 @@ class ProgramMaker:
         count = launch if isinstance(launch, int) else largest_divisor(self.settings.observe.every)
         return GraphedProgram(
             self.parts.step, train.feed, train.plan, self._inputs, count, self.parts.registry, self.parts.accelerator,
-            lambda: self._prove(count), self._fall_back if self.settings.train.program == "auto" else None,
+            lambda: self._prove(count), self._fall_back if self.settings.train.program == "auto" else None, self.view,
+            "compiled" in self.decided.program,
         )  # fmt: skip
 
     def _prove(self, count: int) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from isoscale.engine.state import as_real
+
 Policy = Literal["stop", "skip", "zero"]
 
 
@@ -48,7 +50,8 @@ class Soundness:
         tensors = [*buffers, *(averages if self.policy == "skip" else ())]
         if self.policy == "skip":
             plain = [optimizer for optimizer in self._optimizers if not optimizer.defaults.get("fused")]
-            tensors += [parameter for each in plain for group in each.param_groups for parameter in group["params"]]
+            every = [parameter for each in plain for group in each.param_groups for parameter in group["params"]]
+            tensors += [parameter for parameter in every if parameter.requires_grad]
             tensors += _states(plain)
         self._kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
@@ -57,7 +60,7 @@ class Soundness:
         if self.policy == "stop":
             return record
         self._bad.zero_()
-        torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self._bad, self._one)
+        _note_not_finite(gradients, self._bad, self._one)
         losses_are_bad = (~torch.isfinite(record)).any().to(self._bad.dtype)
         self._bad.copy_(torch.maximum(self._bad, losses_are_bad))
         self.count.add_(self._bad)
@@ -66,10 +69,10 @@ class Soundness:
     def check(self, gradients: list[Tensor]) -> None:
         """Before the update: close the latch, or mend the gradients."""
         if self.policy == "stop":
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.latch, self._one)
+            _note_not_finite(gradients, self.latch, self._one)
         elif self.policy == "zero":
             for gradient in gradients:
-                torch.nan_to_num_(gradient, 0.0, 0.0, 0.0)
+                torch.nan_to_num_(as_real(gradient), 0.0, 0.0, 0.0)
 
     @torch.no_grad()
     def end(self) -> None:
@@ -89,6 +92,11 @@ class Soundness:
     def weight(self) -> Tensor | float:
         """How much a step counts: 0 where it was skipped."""
         return 1.0 if self.policy == "stop" else 1 - self._bad
+
+
+def _note_not_finite(gradients: Sequence[Tensor], flag: Tensor, one: Tensor) -> None:
+    """Set a flag to 1 if a number is not finite; the kernel knows dense real numbers only."""
+    torch._amp_foreach_non_finite_check_and_unscale_([as_real(gradient) for gradient in gradients], flag, one)
 
 
 def _states(optimizers: Iterable[Optimizer]) -> list[Tensor]:

@@ -1,19 +1,46 @@
 """What a task does in a stage (train, val, test), and where the values go that it logs."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from isoscale.engine import metrics
 from isoscale.engine.batch_hooks import around
 from isoscale.engine.losses import as_pair
+from isoscale.engine.overrides import overrides
 from isoscale.engine.pairs import Tally
 from isoscale.engine.recorder import Recorder
 from isoscale.errors import UserError
+from isoscale.parallel.ranks import Ranks
 
 METHODS = {"train": "training_step", "val": "validation_step", "test": "test_step", "predict": "predict_step"}
 _OWN_STAGE = ("train", "val", "test")
+
+
+def step_method(task: Any, stage: str) -> Callable[..., Any] | None:
+    """A task's method for a stage, None where it has none: only `training_step` must be there.
+
+    Without a `test_step` a test is a validation, and without a `predict_step` the task itself predicts.
+    """
+    names = {"test": ("test_step", "validation_step")}.get(stage, (METHODS[stage],))
+    for name in names:
+        found = getattr(task, name, None)
+        if callable(found) and (overrides(task, name) or not hasattr(type(task), "automatic_optimization")):
+            return found  # LightningModule defines all of them, to do nothing
+    if stage != "predict":
+        return None
+    own = getattr(task, "predict_step", None)
+    return own if own is not None else partial(_predict, task)
+
+
+def _predict(task: nn.Module, batch: Any, batch_idx: int) -> Any:
+    if type(task).forward is nn.Module.forward:
+        raise UserError(
+            f"{type(task).__name__} has neither predict_step(self, batch, batch_idx) nor forward: write one"
+        )
+    return task(batch)
 
 
 class Stage:
@@ -31,23 +58,40 @@ class Stage:
         """torchmetrics objects by logged name."""
         self.tallies: dict[str, Tally] = {}
         self._pending: list[tuple[str, Any, Any, bool]] = []
+        self._modes: list[tuple[nn.Module, bool]] = []
+        self.of_epoch: set[str] = set()
+        """Names logged with `on_epoch=True`: Lightning shows their means under the bare name as well."""
 
     @property
     def method(self) -> Callable[..., Any]:
         """The task's method for this stage, with the hooks around it that the task defines."""
-        return around(self.task, self.name, getattr(self.task, METHODS[self.name]))
+        found = step_method(self.task, self.name)
+        if found is None:
+            raise UserError(
+                f"{type(self.task).__name__} has no {METHODS[self.name]}(self, batch, batch_idx): write one, or derive "
+                "from isoscale.Task, where it is the same as in training"
+            )
+        return around(self.task, self.name, found)
 
     def enter(self) -> None:
-        """Send what the task logs here, and put it into the right mode."""
-        self.task.train(self.name == "train")
+        """Send what the task logs here. An evaluation puts it into eval mode; in training, modes are the user's."""
+        if self.name != "train" and not self._modes:
+            self._modes = [(module, module.training) for module in self.task.modules()]
+            self.task.eval()
+        view = vars(self.task).get("_trainer")
+        if view is not None:
+            view.stage = self.name
         # set on the instance: this is how a LightningModule's own log, which wants a Trainer, gets out of the way
         object.__setattr__(self.task, "log", self.log)
         object.__setattr__(self.task, "log_dict", self.log_dict)
 
     def leave(self) -> None:
-        """Give the task its own `log` back."""
+        """Give the task its own `log` back, and every module the mode that it had."""
         for name in ("log", "log_dict"):
             self.task.__dict__.pop(name, None)
+        modes, self._modes = self._modes, []
+        for module, mode in modes:
+            module.training = mode
 
     def log(
         self,
@@ -69,6 +113,8 @@ class Stage:
         unknown = set(shown) - _LIGHTNING_OPTIONS
         if unknown:
             raise UserError(f"log({name!r}) got unknown options {sorted(unknown)}")
+        if shown.get("on_epoch"):
+            self.of_epoch.add(name)
         self._pending.append((name, value, weight if weight is not None else batch_size, root))
 
     def log_dict(self, dictionary: dict[str, Any], *arguments: Any, **options: Any) -> None:
@@ -91,6 +137,20 @@ class Stage:
             else:
                 self.recorder.add(name, as_pair(value, count if weight is None else weight))
 
+    def flush_together(self, count: int, ranks: Ranks) -> None:
+        """The same for what a hook has logged outside of a step, on all ranks."""
+        if ranks.alone:
+            self.flush(count)
+            return
+        record = self.recorder.begin_shard()
+        self.flush(count)
+        ranks.sum_(record, "what hooks have logged")
+        self.recorder.end_shards(record)
+
+    def forget(self) -> None:
+        """Leave out what was logged and not yet recorded."""
+        self._pending.clear()
+
     def _count(self, name: str, tally: Tally) -> None:
         if self.name == "train":
             raise UserError(f"log({name!r}): a tally belongs into validation_step and test_step, not into training")
@@ -102,14 +162,20 @@ class Stage:
         own = "/" in name or name.split("_")[0] in _OWN_STAGE
         return name if own else f"{self.name}/{name}"
 
+    def computed_metrics(self) -> dict[str, float]:
+        """The values of torchmetrics objects since they were reset."""
+        values = {}
+        for name, metric in self.metrics.items():
+            values.update({name + suffix: value for suffix, value in metrics.compute(metric).items()})
+        return values
+
     def take_metrics(self) -> dict[str, float]:
         """The values of torchmetrics objects and tallies since the last time, which they forget."""
         values = {}
         for tally in self.tallies.values():
             values.update({name: float(value) for name, value in tally.finish(tally.counts.cpu()).items()})
         self.tallies.clear()
-        for name, metric in self.metrics.items():
-            values.update({name + suffix: value for suffix, value in metrics.compute(metric).items()})
+        values.update(self.computed_metrics())
         for metric in self.metrics.values():  # only now: metrics of a collection may share their state
             metrics.reset(metric)
         return values

@@ -58,6 +58,14 @@ class Registry:
         for name, part in self._parts.items():
             part.load(tensors.get(name, {}), values[name])
 
+    def load_some(
+        self, names: Sequence[str], tensors: Mapping[str, dict[str, Tensor]], values: Mapping[str, dict[str, Any]]
+    ) -> None:
+        """Restore some parts, where they are registered and saved."""
+        for name in names:
+            if name in self._parts and name in values:
+                self._parts[name].load(tensors.get(name, {}), values[name])
+
     def tensors(self) -> dict[str, Tensor]:
         """Every live tensor, as `part/name`."""
         tensors, _ = self.state()
@@ -79,7 +87,8 @@ class Snapshot:
     def restore(self, registry: Registry) -> None:
         """Put the copies back, in place."""
         for name, tensor in registry.tensors().items():
-            tensor.copy_(self._copies[name])
+            if name in self._copies:
+                tensor.copy_(self._copies[name])
 
     def replaced(self, registry: Registry) -> str | None:
         """Says which tensor is another one than at the time of the snapshot: a replay could not update it."""
@@ -94,6 +103,18 @@ class Snapshot:
             if name not in other._copies or not same_bits(copy, other._copies[name]):
                 return name
         return None
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor as a dense real one, for operations that know no other: a view where there is one."""
+    if tensor.is_sparse:
+        tensor = tensor._values()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """A hash of a tensor's bits, on its device."""
+    return torch.hash_tensor(as_real(tensor)).view(torch.int64)
 
 
 def same_bits(one: Tensor, two: Tensor) -> bool:
@@ -117,7 +138,7 @@ class ModuleState:
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Copy weights in; names and shapes must be those of the module."""
-        copy_weights(self._module, tensors)
+        load_weights(self._module, tensors)
 
 
 class DifferentWeights(UserError):
@@ -154,6 +175,17 @@ def copy_weights(module: nn.Module, tensors: Mapping[str, Tensor], exclude: froz
         raise DifferentWeights(missing, unexpected, reshaped)
     for name in wanted:
         own[name].copy_(tensors[name])
+
+
+def load_weights(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy the weights of a checkpoint into its module, whose buffers may have changed their shapes in training."""
+    for path, owner in module.named_modules():
+        for key, buffer in owner._buffers.items():
+            saved = tensors.get(f"{path}.{key}" if path else key)
+            if saved is not None and (buffer is None or buffer.shape != saved.shape):
+                like = buffer if buffer is not None else next(iter(module.parameters()), saved)
+                owner._buffers[key] = saved.to(like.device, copy=True)
+    copy_weights(module, tensors)
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -1,6 +1,7 @@
 """One training step: forward and backward of every part, reduce, clip, update, record. Never waits for the device."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -107,7 +108,9 @@ class Found(NamedTuple):
     num_groups: int
     """Of loss terms that share a weight; none where this rank had no samples."""
     used: frozenset[int]
-    """The parameters that got a gradient."""
+    """Places, among the parameters that require gradients, of those that got one."""
+    sparse: frozenset[int]
+    """Places of those whose gradient is sparse."""
     names: list[str]
     """The terms of the loss."""
 
@@ -119,7 +122,10 @@ def agreed(ranks: Ranks, mine: Found) -> Found:
     for rank, each in enumerate(every):
         if each.num_groups and (each.num_groups, each.names) != (found[0].num_groups, found[0].names):
             raise UserError(f"the loss of {ranks.name(rank)} has the terms {each.names}, others have {found[0].names}")
-    return found[0]._replace(used=frozenset().union(*(each.used for each in found)))
+    return found[0]._replace(
+        used=frozenset().union(*(each.used for each in found)),
+        sparse=frozenset().union(*(each.sparse for each in found)),
+    )
 
 
 @dataclass
@@ -145,19 +151,20 @@ class Step:
     """Adds up gradients while they are computed, instead of the reducer."""
 
     def __post_init__(self) -> None:
-        """Find the trainable parameters, and let a non-finite gradient stop every later update."""
+        """Find the parameters, and let a non-finite gradient stop every later update."""
         task = self.forward.task
-        self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
+        self.parameters = list(task.parameters())
+        """All of them: which require gradients may change from step to step."""
         device = self.parameters[0].device
         self.soundness = Soundness(self.optimizers, device, self.scaler is not None)
-        self._all_buffers = [buffer for buffer in task.buffers() if buffer is not None and buffer.is_floating_point()]
-        self._buffers = [buffer for buffer in task.buffers() if self.reducer.apart and self.reducer.num_shards > 1]
+        self._apart = self.reducer.apart and self.reducer.num_shards > 1
         self.ballot = torch.zeros(NUM_VOTES, dtype=torch.float64, device=device)
         """What this rank wants all to do; it travels with the gradients."""
         self.votes = torch.zeros(NUM_VOTES, dtype=torch.float64, device=device)
         """How many ranks wanted it at the last step."""
         self._meeting = torch.zeros(1, device=device)
-        self._agreed: Found | None = None
+        self._agreed: dict[tuple[bool, ...], Found] = {}
+        """What ranks have agreed on, by which parameters require gradients."""
         self._one: Tensor | None = None
         self._steps = [plain_step(optimizer) if self.plain else optimizer.step for optimizer in self.optimizers]
 
@@ -177,7 +184,8 @@ class Step:
         self.random.step = time
         unguarded = self.soundness.policy == "stop"
         if not unguarded:
-            self.soundness.begin(self._all_buffers, self.average.tensors if self.average else ())
+            floating = [buffer for buffer in self.forward.task.buffers() if buffer.is_floating_point()]
+            self.soundness.begin(floating, self.average.tensors if self.average else ())
         if self.overlap is not None:
             overlapped(self, self.overlap, shards, number, batch_idx, weights)
         elif unguarded and self.reducer.ranks.alone and len(shards) == 1 and len(shards[0]) == 1:
@@ -211,6 +219,8 @@ class Step:
         loss = means[0] if len(means) == 1 else torch.stack(means).sum()
         if "loss" not in terms:
             self.recorder.add("loss", Pair.of_mean(loss, part.samples.shape[0]))
+        if not loss.requires_grad:
+            raise UserError(_UNTRAINABLE)
         self._differentiate(self._scaled(loss))
         self.mark("backward")
 
@@ -223,12 +233,14 @@ class Step:
         before = [buffer.clone() for buffer in self._buffers]
         names: list[str] = []
         used: set[int] = set()
+        sparse: set[int] = set()
+        trainable: list[nn.Parameter] = []
         num_groups = 0
         for shard in self.reducer.owned:
             if not shards[shard]:
                 continue
             if before:
-                torch._foreach_copy_(self._buffers, before)
+                self._reset_buffers(before)
             record = self.recorder.begin_shard()
             sums: list[list[Tensor]] = []
             totals: list[Tensor] = []
@@ -236,24 +248,55 @@ class Step:
             for micro, part in enumerate(shards[shard]):
                 terms = self.terms(part, number, micro * self.reducer.num_shards + shard, batch_idx, weights)
                 count += part.samples.shape[0]
-                used |= _add_part(self.parameters, self.groups(terms, weights), sums, totals)
+                trainable = self._trainable(trainable)
+                with hooks_put_off(trainable):
+                    _add_part(trainable, self.groups(terms, weights), sums, totals, used, sparse)
                 self.mark("backward")
             first, num_groups, names = num_groups == 0, len(sums), list(terms)
-            statistics = [buffer.to(torch.float64, copy=True) for buffer in self._buffers]
+            statistics = self._statistics()
             head = self.head(count, first)
             self.reducer.add(shard, [head, record, *totals, *(grad for group in sums for grad in group), *statistics])
-        found = self._agree(Found(num_groups, frozenset(used), names), number)
+        trainable = self._trainable(trainable)
+        found = self._agree(Found(num_groups, frozenset(used), frozenset(sparse), names), number)
         self.meet()
-        self._take(self.reducer.total(lambda: self._like(found)), found, weights)
-        for index, parameter in enumerate(self.parameters):
-            if index not in found.used:  # as in a whole batch, where the optimizer passes over it
-                parameter.grad = None
+        self._take(self.reducer.total(lambda: self._like(found, trainable)), found, trainable, weights)
         self.mark("reduce" if self.reducer.ranks.alone else "communication")
 
-    def _like(self, found: Found) -> list[Tensor]:
+    def _trainable(self, before: list[nn.Parameter]) -> list[nn.Parameter]:
+        """The parameters that require gradients, which must be the same in all parts of a batch."""
+        found = [parameter for parameter in self.parameters if parameter.requires_grad]
+        if not found:
+            raise UserError(_UNTRAINABLE)
+        if before and len(found) != len(before):
+            raise UserError(
+                "training_step changes requires_grad while a batch is computed in parts, which then do not fit "
+                "together; change it in on_train_epoch_start or on_train_batch_start, or use train.accumulate=1"
+            )
+        return found
+
+    @property
+    def _buffers(self) -> list[Tensor]:
+        """The buffers of which every shard has its own statistics; a forward pass may replace them."""
+        return list(self.forward.task.buffers()) if self._apart else []
+
+    def _reset_buffers(self, values: Sequence[Tensor]) -> None:
+        """Let the next shard begin with the buffers that the one before it began with."""
+        live = self._buffers
+        if [buffer.shape for buffer in live] != [value.shape for value in values]:
+            raise UserError(
+                "the forward pass adds buffers or changes their shapes, which have no mean over shards: use "
+                "parallel.reduce=flat"
+            )
+        torch._foreach_copy_(live, list(values))
+
+    def _statistics(self) -> list[Tensor]:
+        kinds = [torch.complex128 if buffer.is_complex() else torch.float64 for buffer in self._buffers]
+        return [buffer.to(kind, copy=True) for buffer, kind in zip(self._buffers, kinds, strict=True)]
+
+    def _like(self, found: Found, trainable: Sequence[Tensor]) -> list[Tensor]:
         """Tensors as ranks with samples send them."""
-        gradients = [parameter.detach() for parameter in self.parameters] * found.num_groups
-        statistics = [buffer.to(torch.float64) for buffer in self._buffers]
+        gradients = [parameter.detach() for parameter in trainable] * found.num_groups
+        statistics = self._statistics()
         totals = [self.votes.new_zeros(()) for _ in range(found.num_groups)]
         return [self.head(0, True), torch.zeros_like(self.recorder.buffer), *totals, *gradients, *statistics]
 
@@ -289,12 +332,13 @@ class Step:
         ranks = self.reducer.ranks
         if ranks.alone:
             return mine
-        if self._agreed is None:
-            self._agreed = agreed(ranks, mine)
+        flags = tuple(parameter.requires_grad for parameter in self.parameters)
+        if flags not in self._agreed:
+            self._agreed[flags] = agreed(ranks, mine)
             every = ranks.hear(self.recorder.recorded, "what is logged")
             if not self.recorder.names:
                 self.recorder.agree(every)
-        known = self._agreed
+        known = self._agreed[flags]
         same = (mine.num_groups, mine.names) == (known.num_groups, known.names) and mine.used <= known.used
         if mine.num_groups and not same:  # without samples, this rank has found nothing
             raise UserError(
@@ -303,17 +347,21 @@ class Step:
             )
         return known
 
-    def _take(self, total: list[Tensor], found: Found, weights: Mapping[str, Tensor]) -> None:
+    def _take(
+        self, total: list[Tensor], found: Found, trainable: Sequence[nn.Parameter], weights: Mapping[str, Tensor]
+    ) -> None:
         """Turn the reduced sums into gradients, accumulators, running statistics and votes."""
-        count, num_groups = len(self.parameters), found.num_groups
+        count, num_groups = len(trainable), found.num_groups
         head, record, totals, rest = total[0], total[1], total[2 : 2 + num_groups], total[2 + num_groups :]
         groups = [rest[index * count : (index + 1) * count] for index in range(num_groups)]
         for group, weight in zip(groups, totals, strict=True):
             _divide(group, weight)
         for group in groups[1:]:
             torch._foreach_add_(groups[0], group)
-        for parameter, gradient in zip(self.parameters, groups[0], strict=True):
-            parameter.grad = gradient
+        for index, (parameter, gradient) in enumerate(zip(trainable, groups[0], strict=True)):
+            if index in found.used:  # others the optimizer passes over, as in a whole batch
+                parameter.grad = gradient.to_sparse(1) if index in found.sparse else gradient
+        call_hooks(trainable)
         self.take_record(head, record, found.names, weights)
         for buffer, statistic in zip(self._buffers, rest[num_groups * count :], strict=True):
             buffer.copy_(statistic / head[0])
@@ -371,6 +419,10 @@ class Step:
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
         if self.clip is not None:
+            if any(gradient.is_sparse for gradient in self.gradients):
+                raise UserError(
+                    "train.clip needs dense gradients, and torch has no norm of sparse ones: use sparse=False"
+                )
             nn.utils.clip_grad_norm_(self.parameters, self.clip, error_if_nonfinite=False, foreach=True)
         if self.scaler is None:
             for step in self._steps:
@@ -383,17 +435,51 @@ class Step:
             self.average.update()
 
 
+_UNTRAINABLE = (
+    "nothing in the loss requires a gradient: all parameters are frozen, or training_step detaches its result or "
+    "computes it under torch.no_grad()"
+)
+
+
+@contextmanager
+def hooks_put_off(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Do not call hooks on the gradients of parameters for what are only parts of a sum."""
+    kept = [(each._backward_hooks, dict(each._backward_hooks)) for each in parameters if each._backward_hooks]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, entries in kept:
+            hooks.update(entries)
+
+
+def call_hooks(parameters: Sequence[nn.Parameter]) -> None:
+    """Call the hooks that people have put on parameters, with the gradient of the whole batch."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        for hook in list((parameter._backward_hooks or {}).values()):
+            changed = hook(parameter.grad)
+            parameter.grad = parameter.grad if changed is None else changed
+        for hook in list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()):
+            hook(parameter)
+
+
 def _add_part(
-    parameters: list[nn.Parameter], groups: list[tuple[Tensor, Any]], sums: list[list[Tensor]], totals: list[Tensor]
-) -> set[int]:
-    """Add the gradients and weights of a part to those of its shard; returns which parameters have a gradient."""
-    used: set[int] = set()
+    parameters: list[nn.Parameter], groups: list[tuple[Tensor, Any]], sums: list[list[Tensor]], totals: list[Tensor],
+    used: set[int], sparse: set[int],
+) -> None:  # fmt: skip
+    """Add the gradients and weights of a part to those of its shard; notes which parameters have what gradient."""
     for index, (total, weight) in enumerate(groups):
+        if not total.requires_grad:
+            raise UserError(_UNTRAINABLE)
         last = index == len(groups) - 1
         found = torch.autograd.grad(total, parameters, retain_graph=not last, allow_unused=True)
         used |= {number for number, gradient in enumerate(found) if gradient is not None}
+        sparse |= {number for number, gradient in enumerate(found) if gradient is not None and gradient.is_sparse}
         gradients = [
-            torch.zeros_like(parameter) if gradient is None else gradient
+            torch.zeros_like(parameter) if gradient is None else gradient.to_dense() if gradient.is_sparse else gradient
             for parameter, gradient in zip(parameters, found, strict=True)
         ]
         amount = as_total(weight, total.device)
@@ -403,7 +489,6 @@ def _add_part(
         else:
             torch._foreach_add_(sums[index], gradients)
             totals[index] = totals[index] + amount
-    return used
 
 
 def _divide(tensors: list[Tensor], divisor: Tensor) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from isoscale.data import keyed
 from isoscale.data.device_feed import DeviceFeed
@@ -27,6 +28,7 @@ from isoscale.engine.journal import Journal
 from isoscale.engine.loaders import read_dataset
 from isoscale.engine.memory import explained
 from isoscale.engine.monitors import Best, Patience
+from isoscale.engine.overrides import overrides
 from isoscale.engine.planner import Due, Planner
 from isoscale.engine.precision import Precision
 from isoscale.engine.profile import Profile, timed
@@ -36,6 +38,7 @@ from isoscale.engine.run_directory import RunDirectory
 from isoscale.engine.saver import Saver
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.show import Exhibition
+from isoscale.engine.stage import step_method
 from isoscale.engine.stop import StopRequest, deadline
 from isoscale.engine.task import Task
 from isoscale.engine.training_data import TrainingData, adapted
@@ -85,6 +88,10 @@ class Trainer:
         self.profile = Profile(accelerators.find(decided.device), trace, self._saving) if profile else None
         self._clock = time.perf_counter()
         self._undo: Callable[[], None] = lambda: None
+        self._saved: State | None = None
+        """A checkpoint that waits until the hooks of a start have run."""
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._unsaved: set[str] = set()
 
     def prepare(
         self, task: Any, data: Any, transforms: Sequence[Any] = (), begin: Callable[[Any], None] | None = None
@@ -97,7 +104,7 @@ class Trainer:
         precision = Precision(self.decided.precision, found.kind)
         num_shards = self._num_shards
         place(task, found, precision, settings.parallel.reduce == "tree", self.observers.note)
-        self._take_roles(adapted(task, data, self.ranks, self.observers.note), found)
+        self._take_roles(task, adapted(task, data, self.ranks, self.observers.note), found)
         self._check_data(task)
         self.plan = self._planner(self.train)
         view = lightning.TrainerView(self._where, self.plan.num_steps, self.train.plan.steps_per_epoch, self.ranks)
@@ -127,7 +134,7 @@ class Trainer:
             check_world(self.ranks.world, count)
         return count
 
-    def _take_roles(self, data: Any, found: Accelerator) -> None:
+    def _take_roles(self, task: Any, data: Any, found: Accelerator) -> None:
         """The training and validation data, shared out among the ranks."""
         roles, section = self._roles(data, found), self.settings.train
         if roles.unused:
@@ -135,6 +142,9 @@ class Trainer:
         self.train = roles.train(section.accumulate, self.decided.residency)
         self.decided.residency = self.train.residency
         self.val = roles.evaluation("val", section.limit_val_batches)
+        if self.val is not None and step_method(task, "val") is None:
+            self.observers.note(f"{type(task).__name__} has no validation_step: the validation data is not used")
+            self.val = None
         self.has_test = roles.has_test
         if self.val is not None:
             read_dataset(self.val, "val", self.settings, found.device, self.observers.note, self.ranks)
@@ -223,8 +233,14 @@ class Trainer:
         registry.register("log", LogState(self._metric_log))
 
     def restore(self, state: State) -> None:
-        """Take over the state of a checkpoint."""
-        self.parts.registry.load(*state)
+        """Take over the state of a checkpoint: now, or when the hooks of a start have run, whose doing it overrules."""
+        if not any(overrides(self.parts.task, name) for name in _START_HOOKS):
+            self.parts.registry.load(*state)
+            return
+        self._saved = state
+        self.parts.registry.load_some(("progress", "transforms"), *state)
+        if self.parts.configured is not None:
+            self.parts.configured.updates = state[1]["configured"]["updates"]
 
     def fit(self) -> None:
         """Train to the end; raises Stopped when asked to stop, after saving."""
@@ -247,6 +263,7 @@ class Trainer:
             self._get_ready()
             self._settle()
             call_hook(self.parts.task, "on_fit_start")
+            self._resume()
             verify(self.parts.registry, self.ranks, self.progress.step)
             self._verified = self.progress.step
             if self.settings.train.nan == "rollback" and not self.progress.step:
@@ -255,6 +272,16 @@ class Trainer:
             self.evaluations.begin(self.val)
             self.exhibition.begin(self.progress.step)
             self._loop()
+
+    def _resume(self) -> None:
+        """What hooks set up, then what was saved: a stop in the middle of an epoch is not to be seen afterwards."""
+        if self._saved is None:
+            return
+        call_hook(self.parts.task, "on_train_start")
+        if self.progress.step % self.train.plan.steps_per_epoch:
+            call_hook(self.parts.task, "on_train_epoch_start")
+        self.parts.train_stage.forget()
+        self.parts.registry.load(*self._saved)
 
     def _get_ready(self) -> None:
         get_ready = getattr(self.parts.task, "get_ready", None)
@@ -274,8 +301,12 @@ class Trainer:
     def _loop(self) -> None:
         task, progress, plan = self.parts.task, self.progress, self.plan
         self.started = True
-        call_hook(task, "on_train_start")
+        if self._saved is None:
+            call_hook(task, "on_train_start")
+        self._saved = None
         self.parts.train_stage.enter()
+        self._parameters = dict(task.named_parameters())
+        self._tell_modes()
         self._clock = time.perf_counter()
         self.journal.start_clock()
         if self.profile:
@@ -298,6 +329,7 @@ class Trainer:
     def _advance(self, boundary: int) -> None:
         """Train up to a boundary, or to where a trace ends before it."""
         progress, profile = self.progress, self.profile
+        check_parameters(self._parameters, dict(self.parts.task.named_parameters()))
         boundary, guarded = self._guarded(boundary)
         program = self.parts.program
         visibly = self.exhibition.distributions and self.plan.due(boundary).evaluate
@@ -363,8 +395,10 @@ class Trainer:
         watched = values if due.steers else {}
         epoch = (progress.step - 1) // self.train.plan.steps_per_epoch
         if due.epoch_end:
-            call_hook(self.parts.task, "on_train_epoch_end")
-            self.parts.train_stage.flush(self.train.plan.batch_size)
+            if overrides(self.parts.task, "on_train_epoch_end"):
+                lightning.remember(self.parts.task, self.journal.epoch_so_far())
+                call_hook(self.parts.task, "on_train_epoch_end")
+                self.parts.train_stage.flush_together(self.train.plan.batch_size, self.ranks)
             of_epoch = self.journal.end_epoch()
             values, watched = {**of_epoch, **values}, {**of_epoch, **watched}
             if self.parts.configured:
@@ -386,6 +420,30 @@ class Trainer:
         if due.evaluate and self.val is not None:
             self.exhibition.evaluated(progress.step, epoch, self.val, self.evaluations.loss_weights)
         return best
+
+    def _tell_modes(self) -> None:
+        """Say which modules are in eval mode when training begins: people forget that."""
+        resting = [name for name, module in self.parts.task.named_modules() if not module.training]
+        outermost = [name for name in resting if not any(name.startswith(f"{other}.") for other in resting if other)]
+        if outermost and not self.progress.step:
+            names = ", ".join(name or "the task itself" for name in outermost[:4])
+            self.observers.note(
+                f"in eval mode when training begins, and left so: {names}{' …' * (len(outermost) > 4)} (no dropout, no "
+                "new batch norm statistics; module.train() changes that)"
+            )
+
+    def _tell_unsaved(self) -> None:
+        """Say what a checkpoint does not hold, once."""
+        found = {name: kind for name, kind in self.parts.extra.unsaved().items() if name not in self._unsaved}
+        self._unsaved.update(found)
+        if found:
+            names = ", ".join(f"{name} ({kind})" for name, kind in list(found.items())[:4])
+            self.observers.note(
+                f"changed in training and cannot be saved: {names}{' …' * (len(found) > 4)}; after a restart it is as "
+                "the constructor makes it. Keep numbers, text, tensors, lists or dicts of these in attributes, or give "
+                "the class state_dict and load_state_dict",
+                "warning",
+            )
 
     def _tell_not_finite(self, values: dict[str, float]) -> None:
         bad = [name for name, value in values.items() if not math.isfinite(value)]
@@ -419,6 +477,7 @@ class Trainer:
         self.journal.check(self.progress.step)
         self._count_seconds()
         self.progress.saved_at = self.progress.step
+        self._tell_unsaved()
         with self.journal.saving():
             state = self.parts.registry.together()
             if self._saver is not None:
@@ -451,6 +510,28 @@ class Trainer:
         self._undo()
         if hasattr(self, "parts"):
             lightning.detach(self.parts.task)
+
+
+_START_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start")
+
+
+def check_parameters(before: dict[str, nn.Parameter], now: dict[str, nn.Parameter]) -> None:
+    """Refuse other parameters than those that training began with, of which optimizer and checkpoints know nothing."""
+    added, removed = sorted(set(now) - set(before)), sorted(set(before) - set(now))
+    if added or removed:
+        what = "; ".join(
+            f"{word} {', '.join(names[:4])}" for word, names in (("new:", added), ("gone:", removed)) if names
+        )
+        raise UserError(
+            f"the parameters of the task changed in training ({what}), so that its checkpoints would not fit it any "
+            "more; make all parameters (layers, masks of pruning, parametrisations) before training begins, in "
+            "__init__, setup or on_fit_start. They may be frozen and unfrozen at any time (requires_grad_)"
+        )
+    for name in (name for name, parameter in now.items() if parameter is not before[name]):
+        raise UserError(
+            f"{name} was replaced by another parameter in training, and the optimizer would train the old one; change "
+            "its values in place: with torch.no_grad(): parameter.copy_(…)"
+        )
 
 
 def _saver(directory: RunDirectory, keep: int, metric_log: MetricLog | None) -> Saver:

@@ -2,12 +2,12 @@
 
 import torch
 
-from isoscale.engine.state import Registry
+from isoscale.engine.state import Registry, digest
 from isoscale.errors import UserError
 from isoscale.parallel.ranks import Ranks
 
-_OWN = "metrics/"
-"""What each rank counts for itself."""
+_OWN = ("metrics/", "extra/")
+"""What each rank counts or keeps for itself."""
 
 
 class Diverged(UserError):
@@ -19,7 +19,7 @@ def verify(registry: Registry, ranks: Ranks, step: int) -> None:
     if ranks.alone:
         return
     tensors = {name: tensor for name, tensor in registry.tensors().items() if not name.startswith(_OWN)}
-    hashes = torch.stack([torch.hash_tensor(tensor).view(torch.int64).cpu() for tensor in tensors.values()])
+    hashes = torch.stack([digest(tensor).cpu() for tensor in tensors.values()])
     every = ranks.hear((list(tensors), hashes), "the hashes of the weights")
     for rank, (names, found) in enumerate(every):
         if names != every[0][0]:

@@ -14,7 +14,9 @@ class Buffer:
     """Room for a list of tensors side by side, those of one dtype together."""
 
     def __init__(self, like: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
-        """For tensors like these; all are kept in `dtype`, or each in its own."""
+        """For tensors like these; all are kept in `dtype`, or each in its own. A complex one is two real ones."""
+        self._is_complex = [tensor.is_complex() for tensor in like]
+        like = _real(like)
         self._like = [torch.empty_like(tensor, device="meta") for tensor in like]
         self._dtype = dtype
         self._device = like[0].device
@@ -43,7 +45,7 @@ class Buffer:
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
         """Copy tensors in."""
-        torch._foreach_copy_(self._views, list(tensors))
+        torch._foreach_copy_(self._views, _real(tensors))
 
     def clear(self) -> None:
         """Fill with what changes no sum: adding +0 would change the sign of a zero, adding -0 does not."""
@@ -52,7 +54,13 @@ class Buffer:
 
     def tensors(self) -> list[Tensor]:
         """What is inside: views where the dtype is that of the buffer."""
-        return [view.to(tensor.dtype) for view, tensor in zip(self._views, self._like, strict=True)]
+        found = [view.to(tensor.dtype) for view, tensor in zip(self._views, self._like, strict=True)]
+        pairs = zip(found, self._is_complex, strict=True)
+        return [torch.view_as_complex(tensor) if is_complex else tensor for tensor, is_complex in pairs]
+
+
+def _real(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor for tensor in tensors]
 
 
 class Buffers:

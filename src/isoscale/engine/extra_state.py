@@ -1,0 +1,349 @@
+"""The extra state of a module: what people change of it in training besides weights and buffers.
+
+Training modes, parameters that are frozen or not, plain attributes, what `get_extra_state` gives, and the gradients of
+an accumulation that a task has begun itself. Saved is what differs from how the task came: all else is as its
+constructor and the hooks of a start leave it.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from isoscale.engine.metrics import is_metric
+from isoscale.engine.plain import NotPlain, names_of, put_together, take_apart
+from isoscale.engine.state import digest
+from isoscale.parallel.ranks import ALONE, Ranks
+
+_OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
+_OF_LIGHTNING = {
+    "_automatic_optimization", "_compiler_ctx", "_current_fx_name", "_device", "_device_mesh", "_dtype",
+    "_example_input_array", "_fabric", "_fabric_optimizers", "_hparams_initial", "_hparams_name",
+    "_jit_is_scripting", "_log_hyperparams", "_metric_attributes", "_param_requires_grad_state", "_strict_loading",
+    "_trainer", "prepare_data_per_node",
+}  # fmt: skip
+_OF_ENGINE = {
+    "_loaded_data", "_toggled", "all_gather", "clip_gradients", "forward", "log", "log_dict", "lr_schedulers",
+    "manual_backward", "on_train_epoch_start", "on_train_start", "optimizers", "print", "toggle_optimizer",
+    "untoggle_optimizer",
+}  # fmt: skip
+"""Set on an instance while it trains."""
+_AS_IT_CAME = "_as_it_came"
+"""Where a task keeps the snapshot of its first training in a process: it may be trained on, or again."""
+_LIBRARIES = {"torch", "torchmetrics", "lightning", "pytorch_lightning", "numpy", "isoscale", *sys.stdlib_module_names}
+"""Packages whose objects are not looked into: their insides are not the user's."""
+_PLAIN_BASES = {"builtins", "abc", "typing", "dataclasses", "enum"}
+_DEEPEST = 6
+_SMALL = 1 << 20
+EXTRA = "get_extra_state"
+
+Path = tuple[str, str]
+"""A module's name, and that of an attribute."""
+
+
+def _set_bits(generator: np.random.Generator, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    torch.Generator: (lambda each: each.get_state(), lambda each, state: each.set_state(state.cpu())),
+    np.random.Generator: (lambda each: each.bit_generator.state, _set_bits),
+    np.random.RandomState: (lambda each: each.get_state(legacy=False), lambda each, state: each.set_state(state)),
+    random.Random: (lambda each: each.getstate(), lambda each, state: each.setstate(state)),
+}
+"""How to read and to set the state of random generators that people keep."""
+
+
+class Attribute(NamedTuple):
+    """An attribute at one moment, comparable with itself at another."""
+
+    value: Any
+    """Kept, so that nothing else can take its place in memory."""
+    structure: Any
+    tokens: tuple[Any, ...]
+    """Which tensors these are, and how often they were written to."""
+
+    def differs(self, other: "Attribute | None") -> bool:
+        """Whether it has changed."""
+        return other is None or repr((self.structure, self.tokens)) != repr((other.structure, other.tokens))
+
+
+class ModuleSnapshot:
+    """Everything about a module but the values of its parameters and buffers, at one moment."""
+
+    def __init__(self, module: nn.Module, known: Iterable[Any] = ()) -> None:
+        """Look at `module`; objects in `known` (optimizers, schedulers) are saved elsewhere, as are its own parts."""
+        self._known = {id(each) for each in (*known, *module.modules(), *module.parameters(), *module.buffers())}
+        self.modes = {name: child.training for name, child in module.named_modules()}
+        self.trainable = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+        self.tensors: dict[str, Tensor] = {}
+        self.objects: dict[str, Any] = {}
+        """What is not plain, by name: kept, so that it can be told from others."""
+        self.attributes: dict[Path, Attribute] = {}
+        for name, child in module.named_modules():
+            if is_metric(child):
+                continue
+            for key, value in _attributes(child):
+                self.attributes[name, key] = self._attribute(value, f"{name}/{key}")
+            if type(child).get_extra_state is not nn.Module.get_extra_state:
+                self.attributes[name, EXTRA] = self._attribute(child.get_extra_state(), f"{name}/{EXTRA}")
+
+    def _attribute(self, value: Any, name: str) -> Attribute:
+        try:
+            structure = take_apart(value, name, self.tensors, self._special)
+        except (NotPlain, RecursionError):
+            structure = self._opaque(value, name)
+        return Attribute(value, structure, tuple(_token(self.tensors[each]) for each in names_of(structure)))
+
+    def _special(self, value: Any, name: str) -> Any:
+        """The structure of an object: its state where it can save itself, or its fields where they are the user's."""
+        if id(value) in self._known:
+            return {"registered": id(value)}
+        if isinstance(value, Tensor | np.ndarray | np.generic | dict | list | tuple | set | frozenset):
+            return None
+        get = next((get for kind, (get, _) in _GENERATORS.items() if isinstance(value, kind)), None)
+        if get is not None:
+            self.objects[name] = value
+            return {"state": take_apart(get(value), name, self.tensors), "of": name}
+        if isinstance(value, type) or not hasattr(value, "__dict__"):
+            return None if type(value).__name__ == "deque" else self._opaque(value, name)
+        if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+            self.objects[name] = value
+            return {"state": take_apart(dict(value.state_dict()), name, self.tensors), "of": name}
+        bases = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+        if (bases - _PLAIN_BASES) & _LIBRARIES or name.partition("/")[2].count(".") > _DEEPEST:
+            return self._opaque(value, name)
+        self.objects[name] = value
+        items = vars(value).items()
+        fields = {key: take_apart(each, f"{name}.{key}", self.tensors, self._special) for key, each in items}
+        return {"fields": fields, "of": name}
+
+    def _opaque(self, value: Any, name: str) -> Any:
+        self.objects[name] = value
+        return {"object": name, "id": id(value), "length": len(value) if isinstance(value, Sized) else None}
+
+    def __reduce__(self) -> Any:
+        """A copy of a module is another module, of which this says nothing."""
+        return type(None), ()
+
+    def changed(self, before: "ModuleSnapshot") -> list[Path]:
+        """The attributes that are not what they were."""
+        return [path for path, found in self.attributes.items() if found.differs(before.attributes.get(path))]
+
+    def restore(self, module: nn.Module) -> None:
+        """Make modes, flags and attributes what they were at this moment."""
+        _set_modes(module, self.modes)
+        _set_trainable(module, self.trainable)
+        for path in ModuleSnapshot(module).changed(self):
+            owner = module.get_submodule(path[0])
+            if path in self.attributes:
+                attribute = self.attributes[path]
+                object.__setattr__(owner, path[1], attribute.value)  # the same object, then what was in it
+                _give(owner, path[1], attribute.structure, self.tensors, None)
+            elif path[1] in vars(owner):
+                del vars(owner)[path[1]]
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What a user may have put on a module; tensors that torch's own reparametrisations derive are no state."""
+    derived = {name.removesuffix(end) for name in module._parameters for end in ("_orig", "_g") if name.endswith(end)}
+    skipped = _OF_TORCH | _OF_ENGINE | derived | {_AS_IT_CAME}
+    if hasattr(type(module), "automatic_optimization"):
+        skipped = skipped | _OF_LIGHTNING
+    for key, value in list(vars(module).items()):
+        if key not in skipped:
+            yield key, value
+
+
+def _token(tensor: Tensor) -> tuple[Any, ...]:
+    """Which tensor this is, and as far as that is cheap, what is in it; never waits for a device."""
+    if tensor.layout != torch.strided:
+        return id(tensor), tuple(tensor.shape)
+    version = 0 if tensor.is_inference() else tensor._version
+    content = None
+    if tensor.device.type == "cpu" and tensor.numel():
+        values = tensor.detach().reshape(-1)
+        few = values if values.nbytes <= _SMALL else values[:: -(-values.nbytes // _SMALL)]
+        content = crc32(few.contiguous().view(torch.uint8).numpy().data)
+    return (
+        (None if content is not None else tensor.data_ptr()),
+        version,
+        str(tensor.dtype),
+        tuple(tensor.shape),
+        content,
+    )
+
+
+def _set_modes(module: nn.Module, modes: Mapping[str, bool]) -> None:
+    for name, child in module.named_modules():
+        if name in modes:
+            child.training = modes[name]
+
+
+def _set_trainable(module: nn.Module, trainable: Mapping[str, bool]) -> None:
+    for name, parameter in module.named_parameters():
+        if name in trainable and parameter.requires_grad != trainable[name]:
+            parameter.requires_grad_(trainable[name])
+
+
+def _give(owner: Any, key: str, structure: Any, tensors: Mapping[str, Tensor], device: Any) -> None:
+    """Set an attribute to what was saved of it, inside the objects that are there where it was objects."""
+
+    def special(found: dict[str, Any], live: Any) -> Any:
+        if "object" in found or "registered" in found:
+            return live
+        if "state" in found:
+            state = put_together(found["state"], tensors, device=device)
+            put = next((put for kind, (_, put) in _GENERATORS.items() if isinstance(live, kind)), None)
+            live.load_state_dict(state) if put is None else put(live, state)
+            return live
+        if "fields" in found:
+            for name, entry in found["fields"].items():
+                object.__setattr__(live, name, value_of(entry, getattr(live, name, None)))
+            return live
+        return NotImplemented
+
+    def value_of(found: Any, live: Any) -> Any:
+        return put_together(found, tensors, live, device, special)
+
+    if key == EXTRA:
+        owner.set_extra_state(value_of(structure, None))
+    else:
+        object.__setattr__(owner, key, value_of(structure, getattr(owner, key, None)))
+
+
+def _nodes(structure: Any) -> Iterator[dict[str, Any]]:
+    """The objects in a structure."""
+    if isinstance(structure, dict):
+        if not {"object", "registered", "of"}.isdisjoint(structure):
+            yield structure
+        structure = list(structure.values())
+    if isinstance(structure, list):
+        for entry in structure:
+            yield from _nodes(entry)
+
+
+def _is_plain(attribute: Attribute) -> bool:
+    return not any(_nodes(attribute.structure))
+
+
+class ExtraState:
+    """The extra state of a task, for a checkpoint."""
+
+    def __init__(
+        self, task: nn.Module, known: Iterable[Any] = (), ranks: Ranks = ALONE, keeps_gradients: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
+        """`task` as it is now is what is not saved; with `keeps_gradients`, those of the parameters are part of it."""
+        self._task = task
+        self._known = list(known)
+        self._ranks = ranks
+        self._keeps_gradients = keeps_gradients
+        self._say = say
+        self.share: Callable[[], float] = lambda: 1.0
+        """By how much the gradients of this rank count among those of all."""
+        self._start: ModuleSnapshot = vars(task).get(_AS_IT_CAME) or ModuleSnapshot(task, self._known)
+        object.__setattr__(task, _AS_IT_CAME, self._start)
+
+    def unsaved(self) -> dict[str, str]:
+        """Attributes that have changed and cannot be saved: how a person writes them, and what they are."""
+        now = ModuleSnapshot(self._task, self._known)
+        paths = [path for path in now.changed(self._start) if not self._can_be_saved(path, now)]
+        return {".".join(["self", *filter(None, path)]): type(now.attributes[path].value).__name__ for path in paths}
+
+    def _can_be_saved(self, path: Path, now: ModuleSnapshot) -> bool:
+        """What objects hold is put into those that the constructor makes: they must be the same ones still."""
+        for node in _nodes(now.attributes[path].structure):
+            name = node.get("of")
+            if name is None or self._start.objects.get(name) is not now.objects[name]:
+                return False
+        return True
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What has changed since the start, of this rank."""
+        now = ModuleSnapshot(self._task, self._known)
+        start = self._start
+        attributes: dict[str, dict[str, Any]] = {}
+        tensors: dict[str, Tensor] = {}
+        for path in now.changed(start):
+            if self._can_be_saved(path, now):
+                structure = now.attributes[path].structure
+                attributes.setdefault(path[0], {})[path[1]] = structure
+                tensors.update({name: now.tensors[name].detach() for name in names_of(structure)})
+        values: dict[str, Any] = {
+            "modes": {name: mode for name, mode in now.modes.items() if mode != start.modes.get(name, mode)},
+            "trainable": {
+                name: flag for name, flag in now.trainable.items() if flag != start.trainable.get(name, flag)
+            },
+            "attributes": attributes,
+        }
+        if self._keeps_gradients:
+            found = {name: each.grad for name, each in self._task.named_parameters() if each.grad is not None}
+            values["gradients"] = list(found)
+            tensors.update({f"gradient/{name}": grad.detach() for name, grad in found.items()})
+        return tensors, {name: value for name, value in values.items() if value}
+
+    def together(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The state of all ranks: once where it is the same on all, else that of each."""
+        tensors, values = self.state()
+        if self._ranks.alone:
+            return tensors, values
+        mine = repr((values, [(name, int(digest(tensor))) for name, tensor in tensors.items()]))
+        if len(set(self._ranks.hear(mine, "whether modules keep the same on all ranks"))) == 1:
+            return tensors, values
+        on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
+        every = self._ranks.hear((on_host, values, self.share()), "what modules keep on each rank")
+        joined = {f"{rank}/{name}": each for rank, (found, _, _) in enumerate(every) for name, each in found.items()}
+        return joined, {"ranks": [values for _, values, _ in every], "shares": [share for _, _, share in every]}
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over a state; that of another number of ranks as far as it means anything."""
+        if "ranks" not in values:
+            self._load(tensors, values)
+            return
+        of_ranks = values["ranks"]
+        same = len(of_ranks) == self._ranks.world
+        rank = self._ranks.rank if same else 0
+        own = {name.removeprefix(f"{rank}/"): each for name, each in tensors.items() if name.startswith(f"{rank}/")}
+        if not same:
+            self._say(
+                f"modules kept something else on each of {len(of_ranks)} ranks; there are {self._ranks.world} now: "
+                "gradients are added up, everything else is as it was on the first rank"
+            )
+            for name in of_ranks[0].get("gradients", ()):
+                parts = [tensors[f"{each}/gradient/{name}"] * share for each, share in enumerate(values["shares"])]
+                own[f"gradient/{name}"] = torch.stack(parts).sum(0)
+        self._load(own, of_ranks[rank])
+
+    def _load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        task, start = self._task, self._start
+        _set_modes(task, {**start.modes, **values.get("modes", {})})
+        _set_trainable(task, {**start.trainable, **values.get("trainable", {})})
+        now = ModuleSnapshot(task, self._known)
+        for path in now.changed(start):  # of a task that was trained before in this process
+            before = start.attributes.get(path)
+            if before is not None and _is_plain(before) and _is_plain(now.attributes[path]):
+                _give(task.get_submodule(path[0]), path[1], before.structure, start.tensors, None)
+        give_attributes(task, tensors, values)
+        if self._keeps_gradients:
+            saved = values.get("gradients", ())
+            for name, parameter in task.named_parameters():
+                parameter.grad = tensors[f"gradient/{name}"].to(parameter.device, copy=True) if name in saved else None
+
+
+def give_attributes(task: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    """Set the attributes of a module and of those below it to what a checkpoint holds of them."""
+    if "ranks" in values:
+        of_first = {name.removeprefix("0/"): each for name, each in tensors.items() if name.startswith("0/")}
+        return give_attributes(task, of_first, values["ranks"][0])
+    device = next((each.device for each in task.parameters()), None)
+    modules = dict(task.named_modules())
+    for name, attributes in values.get("attributes", {}).items():
+        for key, structure in attributes.items() if name in modules else ():
+            own = {each: tensors[each].clone() for each in names_of(structure)}
+            _give(modules[name], key, structure, own, device)

@@ -1,0 +1,137 @@
+"""Plain Python data as JSON with its tensors aside: what a checkpoint can hold of what people keep in attributes."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SCALARS = (bool, int, float, str, type(None))
+_SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
+    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset,
+}  # fmt: skip
+MOST_ENTRIES = 100_000
+
+
+class NotPlain(Exception):
+    """A value that JSON and tensors cannot hold, or not within reason."""
+
+
+def take_apart(
+    value: Any, name: str, tensors: dict[str, Tensor], special: Callable[[Any, str], Any] = lambda value, name: None
+) -> Any:
+    """The structure of a value as JSON; its tensors go into `tensors`, under names that begin with `name`.
+
+    `special` may give the structure of what it knows better, and None for the rest. What is not plain then raises
+    NotPlain.
+    """
+    if type(value) in SCALARS:
+        return value
+    known = special(value, name)
+    if known is not None:
+        return known
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name, "at": value.device.type}
+    if isinstance(value, np.generic):
+        return {"number": value.item(), "dtype": value.dtype.str} if value.dtype.kind in "biuf" else _refused(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
+        tensors[name] = torch.from_numpy(native if native.flags.writeable else native.copy())
+        return {"array": name}
+    entries = value.items() if isinstance(value, Mapping) else value
+    if isinstance(value, dict | list | tuple | set | frozenset | deque) and len(value) > MOST_ENTRIES:
+        raise NotPlain(f"it has {len(value):,} entries")
+
+    def inside(entry: Any, number: object) -> Any:
+        return take_apart(entry, f"{name}.{number}", tensors, special)
+
+    if isinstance(value, dict):
+        return {
+            "dict": [[inside(key, f"{n}.key"), inside(entry, _place(key, n))] for n, (key, entry) in enumerate(entries)]
+        }
+    if isinstance(value, deque):
+        return {"deque": [inside(entry, n) for n, entry in enumerate(value)], "maxlen": value.maxlen}
+    if type(value).__name__ in _SEQUENCES and type(value).__module__ == "builtins":
+        ordered = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        return {type(value).__name__: [inside(entry, n) for n, entry in enumerate(ordered)]}
+    return _refused(value)
+
+
+def _place(key: Any, number: int) -> str:
+    """A name for an entry of a dict that a person understands, where its key allows it."""
+    return key if isinstance(key, str) and key and "/" not in key else str(number)
+
+
+def _refused(value: Any) -> Any:
+    raise NotPlain(f"it is a {type(value).__name__}")
+
+
+Special = Callable[[dict[str, Any], Any], Any]
+
+
+def put_together(
+    structure: Any, tensors: Mapping[str, Tensor], live: Any = None, device: Any = None,
+    special: Special = lambda structure, live: NotImplemented,
+) -> Any:  # fmt: skip
+    """The value of a structure. A dict or list that is there already, `live`, is filled, so that it stays the same one.
+
+    Tensors that were not on the host come to `device`. `special` may give the value of structures that it knows.
+    """
+    if not isinstance(structure, dict):
+        return structure
+    known = special(structure, live)
+    if known is not NotImplemented:
+        return known
+    if "tensor" in structure:
+        tensor = tensors[structure["tensor"]]
+        return tensor if device is None or structure.get("at") == "cpu" else tensor.to(device)
+    if "array" in structure:
+        return tensors[structure["array"]].cpu().numpy().copy()
+    if "number" in structure:
+        return np.dtype(structure["dtype"]).type(structure["number"])
+
+    def inside(entry: Any, existing: Any = None) -> Any:
+        return put_together(entry, tensors, existing, device, special)
+
+    if "dict" in structure:
+        content = structure["dict"]
+        pairs = content.items() if isinstance(content, dict) else content
+        found = {}
+        for key, entry in pairs:
+            own = inside(key)
+            found[own] = inside(entry, live.get(own) if isinstance(live, dict) else None)
+        return _filled(live, found) if isinstance(live, dict) else found
+    if "deque" in structure:
+        return deque((inside(entry) for entry in structure["deque"]), structure["maxlen"])
+    for kind, make in _SEQUENCES.items():
+        if kind in structure:
+            content = structure[kind]
+            fits = isinstance(live, list | tuple) and len(live) == len(content)
+            values = [inside(entry, live[number] if fits else None) for number, entry in enumerate(content)]
+            if kind == "list" and isinstance(live, list):
+                live[:] = values
+                return live
+            return make(values)
+    return structure.get("value")
+
+
+def _filled(live: dict[Any, Any], found: dict[Any, Any]) -> dict[Any, Any]:
+    live.clear()
+    live.update(found)
+    return live
+
+
+def names_of(structure: Any) -> Iterator[str]:
+    """The names of the tensors in a structure."""
+    if isinstance(structure, dict):
+        name = structure.get("tensor") or structure.get("array")
+        if isinstance(name, str):
+            yield name
+            return
+        structure = list(structure.values())
+    if isinstance(structure, list):
+        for entry in structure:
+            yield from names_of(entry)

@@ -1,0 +1,60 @@
+"""Whatever people do to a module while it trains: the weights of Lightning, of an unstopped run, of one rank."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from isoscale.errors import Stopped, UserError
+from tests.engine import habits
+from tests.engine.test_lightning import assert_same_weights, fit, fit_lightning, lines
+
+EPOCHS = 3
+STOPS = (3, 11, 16)
+"""In the first epoch, in the middle of the second, at the end of it."""
+
+
+def stopping(module: Any, step: int) -> Any:
+    """The module, told to stop in a step."""
+    method, calls = module.training_step, []
+
+    def training_step(batch: Any, batch_idx: int) -> Any:
+        calls.append(batch_idx)
+        if len(calls) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return method(batch, batch_idx)
+
+    object.__setattr__(module, "training_step", training_step)
+    return module
+
+
+@pytest.mark.parametrize("habit", habits.HABITS, ids=lambda habit: habit.__name__)
+def test_a_habit_gives_the_weights_of_lightning(habit: Any, tmp_path: Path) -> None:
+    ours, theirs = habits.made(habit)[0], habits.made(habit)[0]
+    before = {name: tensor.detach().clone() for name, tensor in ours.named_parameters()}
+    fit(ours, habits.Points(), tmp_path / "run", EPOCHS)
+    fit_lightning(theirs, habits.Points(), EPOCHS)
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in ours.named_parameters() if name in before)
+    assert_same_weights(ours, theirs)
+
+
+@pytest.mark.parametrize("habit", habits.HABITS, ids=lambda habit: habit.__name__)
+def test_a_habit_does_not_notice_a_stop(habit: Any, tmp_path: Path) -> None:
+    straight, again = habits.made(habit)[0], None
+    fit(straight, habits.Points(), tmp_path / "straight", EPOCHS)
+    for step in STOPS:
+        with pytest.raises(Stopped):
+            fit(stopping(habits.made(habit)[0], step), habits.Points(), tmp_path / f"run{step}", EPOCHS)
+        again = habits.made(habit)[0]
+        fit(again, habits.Points(), tmp_path / f"run{step}", EPOCHS)
+        assert_same_weights(straight, again)
+        assert lines(tmp_path / f"run{step}") == lines(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("habit", habits.REFUSED, ids=lambda habit: habit.__name__)
+def test_what_cannot_be_kept_is_refused_in_words(habit: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=habits.REFUSED[habit]):
+        fit(*habits.made(habit), tmp_path / "run", EPOCHS)
