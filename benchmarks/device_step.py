@@ -3,10 +3,10 @@
     python benchmarks/device_step.py [--out FILE.md] [--repeats 5] [--quick]
 
 Two networks: 784-128-256-10 (cross entropy, batch 128, 60,000 rows) and 91-100-11 (mean squared error, batch 40,
-34,992 rows); Adam, learning rate scheduled, loss accumulated, logged every 50 steps on every side. Each figure but the
-hand-written graph's is the difference of two trainings of different length, so that start-up and capture cancel out
-(compiled steps: the median of their logging windows, because compilation takes too long to cancel); sides are
-interleaved, and the median over the repeats is shown.
+34,992 rows); Adam, learning rate scheduled, loss accumulated, logged every 50 steps on every side. Sides by hand and
+isoscale: the difference of two trainings of different length, so that start-up and capture cancel out (compiled steps:
+the median of their logging windows, because compilation takes too long to cancel); Lightning: steady steps inside one
+fit, see lightning_side.py. Sides are interleaved, and the median over the repeats is shown.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,35 +119,35 @@ def by_hand_graphed(case: Case) -> Callable[[int], float]:
     return lambda num_steps: run(num_steps) if keep else 0.0
 
 
-def by_hand_eager(case: Case) -> Callable[[int], float]:
-    """A plain loop over resident data."""
-    device = torch.device("cuda")
+def by_hand_eager(case: Case, batches: Iterator[Any], device: str = "cuda") -> Callable[[int], float]:
+    """A plain loop over endless batches: returns seconds for a number of steps, which later calls go on from."""
     model = case.network().to(device)
-    inputs, targets = (tensor.to(device) for tensor in case.rows())
     optimizer = torch.optim.Adam(model.parameters(), lr=LR, fused=True)
     total = torch.zeros((), dtype=torch.float64, device=device)
 
     def run(num_steps: int) -> float:
-        torch.cuda.synchronize()
+        wait_for(device)
         begin = time.perf_counter()
-        position, order = 0, torch.randperm(case.num_rows, device=device)
         for number in range(num_steps):
-            if position + case.batch_size > case.num_rows:
-                position, order = 0, torch.randperm(case.num_rows, device=device)
-            index = order[position : position + case.batch_size]
-            position += case.batch_size
+            inputs, targets = (tensor.to(device, non_blocking=True) for tensor in next(batches))
             optimizer.param_groups[0]["lr"] = schedule(number)
             optimizer.zero_grad()
-            loss = case.loss(model(inputs[index]), targets[index])
+            loss = case.loss(model(inputs), targets)
             loss.backward()
             optimizer.step()
             total.add_(loss.detach())
             if number % EVERY == EVERY - 1:
                 total.item()
-        torch.cuda.synchronize()
+        wait_for(device)
         return time.perf_counter() - begin
 
     return run
+
+
+def wait_for(device: str) -> None:
+    """The clock is read with the device at rest."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def fit(case: Case, program: str, precision: str, residency: str, num_steps: int, folder: Path) -> isoscale.Run:
@@ -194,65 +193,51 @@ def by_windows(case: Case, program: str) -> Callable[[int], float]:
 class Resident:
     """Batches of resident tensors, in the form of a data loader: the best data path that Lightning can have."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, batch_size: int) -> None:
-        self.inputs, self.targets, self.batch_size = inputs.cuda(), targets.cuda(), batch_size
+    def __init__(self, case: Case, device: str = "cuda") -> None:
+        self.inputs, self.targets = (tensor.to(device) for tensor in case.rows())
+        self.batch_size = case.batch_size
 
     def __len__(self) -> int:
         return len(self.inputs) // self.batch_size
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(self.inputs), device="cuda")
+        order = torch.randperm(len(self.inputs), device=self.inputs.device)
         for index in order[: len(self) * self.batch_size].split(self.batch_size):
             yield self.inputs[index], self.targets[index]
 
 
-def with_lightning(case: Case, resident: bool) -> Callable[[int], float]:
-    """Lightning's Trainer, with its DataLoader at sensible settings or with resident data."""
-    import lightning.pytorch as lightning
+def data_loader(case: Case, workers: int = 4, device: str = "cuda") -> Any:
+    """A DataLoader at sensible settings, of whole batches."""
     from torch.utils.data import DataLoader, TensorDataset
 
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = case.network()
+    return DataLoader(
+        TensorDataset(*case.rows()), case.batch_size, shuffle=True, drop_last=True, num_workers=workers,
+        pin_memory=device == "cuda", persistent_workers=workers > 0,
+    )  # fmt: skip
 
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = case.loss(self.model(batch[0]), batch[1])
-            self.log("train_loss", loss, on_step=True, on_epoch=True)
-            return loss
 
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.Adam(self.parameters(), lr=LR, fused=True)
-            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step) / LR)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+def forever(loader: Any) -> Iterator[Any]:
+    """Batches without an end."""
+    while True:
+        yield from loader
 
-    inputs, targets = case.rows()
-    if resident:
-        loader: Any = Resident(inputs, targets, case.batch_size)
-    else:
-        loader = DataLoader(
-            TensorDataset(inputs, targets), case.batch_size, shuffle=True, num_workers=4, pin_memory=True,
-            persistent_workers=True,
-        )  # fmt: skip
+
+def with_lightning(
+    case: Case, loader: Any, device: str = "cuda", warmup: int = 100, barebones: bool = False
+) -> Callable[[int], float]:
+    """Microseconds a step of Lightning's Trainer."""
+    from lightning_side import Module, step_seconds  # beside this file
 
     def run(num_steps: int) -> float:
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trainer = lightning.Trainer(
-                max_steps=num_steps, accelerator="gpu", devices=1, log_every_n_steps=EVERY, default_root_dir=folder,
-                enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-                logger=lightning.loggers.CSVLogger(folder),
-            )  # fmt: skip
-            begin = time.perf_counter()
-            trainer.fit(Module(), loader)
-            torch.cuda.synchronize()
-            return time.perf_counter() - begin
+        rates = None if barebones else schedule
+        module = Module(case.network(), case.loss, LR, rates, logs=not barebones)
+        return 1e6 * step_seconds(module, loader, warmup, num_steps, device)
 
     return run
 
 
 def measure(sides: dict[str, tuple[Callable[[int], float], int | None, int]], repeats: int) -> dict[str, list[float]]:
-    """Microseconds a step: for each repeat, the difference of a long and a short training of every side in turn."""
+    """Microseconds a step of every side in turn: the difference of a long and a short training, or what it says."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(repeats):
         for name, (run, short, long) in sides.items():
@@ -269,9 +254,6 @@ def measure(sides: dict[str, tuple[Callable[[int], float], int | None, int]], re
 
 def sides_of(case: Case, quick: bool) -> dict[str, tuple[Callable[[int], float], int | None, int]]:
     """Every side, with the two lengths it is timed at."""
-    import logging
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     fast, slow = (500, 10_500), (100, 1_100)
     sides = {
         # captured anew each time: Lightning frees the workspaces that an older graph would still use
@@ -279,10 +261,10 @@ def sides_of(case: Case, quick: bool) -> dict[str, tuple[Callable[[int], float],
         "isoscale, graphed": (ours(case, "graphed"), *fast),
         "isoscale, graphed, host residency": (ours(case, "graphed", residency="host"), *fast),
         "isoscale, graphed, tf32 (the default)": (ours(case, "auto", "auto"), *fast),
-        "loop written by hand, eager": (by_hand_eager(case), *slow),
+        "loop written by hand, eager": (by_hand_eager(case, forever(Resident(case))), *slow),
         "isoscale, eager": (ours(case, "eager"), *slow),
-        "Lightning Trainer, DataLoader": (with_lightning(case, resident=False), *slow),
-        "Lightning Trainer, resident data": (with_lightning(case, resident=True), *slow),
+        "Lightning Trainer, DataLoader": (with_lightning(case, data_loader(case)), None, 1_000),
+        "Lightning Trainer, resident data": (with_lightning(case, Resident(case)), None, 1_000),
     }
     if not quick:
         sides["isoscale, compiled"] = (by_windows(case, "compiled"), None, 2_000)

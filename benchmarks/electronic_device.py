@@ -6,8 +6,8 @@ Networks and batches of the field on random rows that fit the device (91 descrip
 trains with fused Adam and TF32 where not said. isoscale runs with all that it does by default: rows shuffled over the
 whole data, metrics, a NaN check, a log line every 50 steps, TensorBoard, validation and a checkpoint every epoch, in a
 run directory on the disk. Its first epoch holds capture and warm-up and is left out. `steps` is what the steps of the
-later epochs took, `all` what the epochs took with validation and checkpoints. Other sides: the difference of a long
-and a short training.
+later epochs took, `all` what the epochs took with validation and checkpoints. Other sides: steady steps of one
+training after others that are not counted, between two readings of the clock with the device at rest.
 
 DIR holds snapshots of beryllium (Be_snapshot0.in.npy and so on). On them, trainings with other programs, precisions
 and places of the data are compared with each other and with other seeds. --peer-path is a folder from which MALA can
@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +58,7 @@ class Case:
     steps: int
     """Of an epoch of isoscale."""
     slow: tuple[int, int]
-    """Steps of the short and the long training of sides whose data path is slow."""
+    """Steps of sides whose data path is slow: those before the clock starts, and where it stops."""
     eager: tuple[int, int]
     """The same for eager loops over resident data."""
     extra: tuple[str, ...] = ()
@@ -132,12 +131,18 @@ def forever(batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         yield from batches()
 
 
-def loop(case: Case, batches: Iterator[Any], num_steps: int, device: str, precision: torch.dtype | None = None) -> None:
-    """The loop that a careful user writes."""
+def loop(
+    case: Case, batches: Iterator[Any], moments: tuple[int, int], device: str, precision: torch.dtype | None = None
+) -> Found:
+    """The loop that a careful user writes, between two moments, counted in steps."""
     model = case.network().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR, fused=True)
     total = torch.zeros((), device=device)
-    for step in range(num_steps):
+    begin = 0.0
+    for step in range(moments[1]):
+        if step == moments[0]:
+            wait_for(device)
+            begin = time.perf_counter()
         inputs, targets = (each.to(device, non_blocking=True) for each in next(batches))
         optimizer.zero_grad()
         with torch.autocast(device, precision, enabled=precision is not None):
@@ -147,58 +152,38 @@ def loop(case: Case, batches: Iterator[Any], num_steps: int, device: str, precis
         total += loss.detach()
         if step % EVERY == EVERY - 1:
             total.item()
+    wait_for(device)
+    return Found(1e6 * (time.perf_counter() - begin) / (moments[1] - moments[0]))
+
+
+def loader_of(case: Case, rows: Rows, device: str) -> DataLoader:
+    """A DataLoader over tensors, as tutorials use it."""
+    return DataLoader(TensorDataset(*rows.training(case)), case.batch, shuffle=True, pin_memory=device == "cuda")
 
 
 def with_loader(case: Case, rows: Rows, device: str) -> Found:
-    """A DataLoader over tensors, as tutorials use it."""
-    loader = DataLoader(TensorDataset(*rows.training(case)), case.batch, shuffle=True, pin_memory=device == "cuda")
-    return difference(lambda steps: loop(case, forever(loader.__iter__), steps, device), case.slow, device)
+    """The loop over a DataLoader."""
+    return loop(case, forever(loader_of(case, rows, device).__iter__), case.slow, device)
 
 
 def resident(case: Case, rows: Rows, device: str, precision: torch.dtype | None = None) -> Found:
-    """Rows on the device, drawn by index."""
+    """The loop over rows on the device, drawn by index."""
     inputs, targets = (each.to(device) for each in rows.training(case))
 
     def batches() -> Iterator[Any]:
         for index in torch.randperm(len(inputs), device=device).split(case.batch):
             yield inputs[index], targets[index]
 
-    loop(case, forever(batches), case.eager[0], device, precision)
-    return difference(lambda steps: loop(case, forever(batches), steps, device, precision), case.eager, device)
+    return loop(case, forever(batches), case.eager, device, precision)
 
 
 def with_lightning(case: Case, rows: Rows, device: str) -> Found:
     """Lightning's Trainer with a DataLoader."""
-    import logging
+    from lightning_side import Module, step_seconds  # beside this file
 
-    import lightning.pytorch as lightning
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = case.network()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = mse_loss(self.model(batch[0]), batch[1])
-            self.log("train_loss", loss)
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters(), lr=LR, fused=True)
-
-    def train(num_steps: int) -> None:
-        loader = DataLoader(TensorDataset(*rows.training(case)), case.batch, shuffle=True, pin_memory=device == "cuda")
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            lightning.Trainer(
-                max_steps=num_steps, accelerator="gpu" if device == "cuda" else "cpu", devices=1,
-                log_every_n_steps=EVERY, default_root_dir=folder, enable_progress_bar=False, barebones=False,
-                enable_model_summary=False, enable_checkpointing=False, logger=lightning.loggers.CSVLogger(folder),
-            ).fit(Module(), loader)  # fmt: skip
-
-    return difference(train, case.slow, device)
+    warmup, end = case.slow
+    module = Module(case.network(), mse_loss, LR)
+    return Found(1e6 * step_seconds(module, loader_of(case, rows, device), warmup, end - warmup, device))
 
 
 def ours(case: Case, rows: Rows, program: str, precision: str, epochs: int) -> Found:

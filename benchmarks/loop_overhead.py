@@ -91,30 +91,11 @@ def ours(num_steps: int, folder: Path) -> None:
 
 
 def lightning_trainer(num_steps: int, folder: Path) -> None:
-    """Lightning's Trainer with its defaults for logging, the rest off."""
-    import lightning.pytorch as lightning
+    """Lightning's Trainer with the same duties, the rest off."""
+    from lightning_side import Module, fit  # beside this file
 
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = network()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = mse_loss(self.model(batch[0]), batch[1])
-            self.log("train_loss", loss, on_step=True, on_epoch=True)
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.Adam(self.parameters(), lr=LR, fused=True)
-            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, num_steps) / LR)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    trainer = lightning.Trainer(
-        max_steps=num_steps, accelerator="cpu", log_every_n_steps=EVERY, default_root_dir=folder,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        logger=lightning.loggers.CSVLogger(folder),
-    )  # fmt: skip
-    trainer.fit(Module(), DataLoader(TensorDataset(*rows()), BATCH, shuffle=True, drop_last=True))
+    module = Module(network(), mse_loss, LR, lambda step: rate(step, num_steps))
+    fit(module, DataLoader(TensorDataset(*rows()), BATCH, shuffle=True, drop_last=True), num_steps, "cpu", [])
 
 
 def fabric(num_steps: int, folder: Path) -> None:
@@ -189,8 +170,7 @@ def main() -> None:
     import lightning
 
     torch.set_num_threads(1)  # processor time would count threads that only wait
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     times: dict[str, list[float]] = {name: [] for name in SIDES}
     for repeat in range(options.repeats + 1):
         for name, side in SIDES.items():

@@ -199,7 +199,7 @@ def measure(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
 ) -> Measured:
     """The metrics of a run's best weights (or of another checkpoint) on its test data, and what there is to look at."""
-    application = _Application(_as_run(run), checkpoint, data, role, device)
+    application = _Application(_cautioned(run, checkpoint), checkpoint, data, role, device)
     with application.applied():
         part, stage = application.role(role), "val" if role == "val" else "test"
         enough = surveys(application.task) and getattr(application.task, "survey_is_enough", False)
@@ -246,7 +246,7 @@ def predict(
     With a folder, they are written there, as .npy files; a task that brings them into a shape of its own does so while
     it makes them.
     """
-    application = _Application(_as_run(run), checkpoint, data, role, device)
+    application = _Application(_cautioned(run, checkpoint), checkpoint, data, role, device)
     store = Store(folder)
     with application.applied():
         part = application.role(role)
@@ -292,6 +292,15 @@ def _in_role(data: Any, name: str) -> Any:
     if is_data_module(data) or any(hasattr(data, role) for role in ROLES):
         return data
     return Sources(**{name: data})
+
+
+def _cautioned(run: str | Path | Run, checkpoint: str | None) -> Run:
+    """The run, after a word to the user where it has not come to its end."""
+    found = _as_run(run)
+    caution = found.caution(checkpoint)
+    if caution is not None:
+        _say(caution)
+    return found
 
 
 def _as_run(run: str | Path | Run) -> Run:

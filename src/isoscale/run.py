@@ -14,7 +14,7 @@ from isoscale.engine.lock import is_held
 from isoscale.engine.run_directory import ROOT, RunDirectory
 from isoscale.engine.state import load_weights
 from isoscale.errors import UserError
-from isoscale.observe.metric_log import history, last_values
+from isoscale.observe.metric_log import history, last_values, read_metrics
 
 
 class Run:
@@ -118,6 +118,28 @@ class Run:
         if name is not None:
             return checkpoints.find(name)
         return checkpoints.pointed("best") or checkpoints.find("last")
+
+    def checkpoint_words(self, name: str | None = None) -> str:
+        """Which checkpoint a name stands for: `best checkpoint, step 69`."""
+        step = int(self.checkpoint(name).name.removeprefix("step_"))
+        pointer = name or ("best" if self.has_best else "last")
+        return f"step {step}" if pointer.removeprefix("step_").isdigit() else f"{pointer} checkpoint, step {step}"
+
+    def caution(self, checkpoint: str | None = None) -> str | None:
+        """What whoever uses the weights of a run must know that has not come to its end, in one line; else None."""
+        status, record = self.status, self.record
+        if status == "done":
+            return None
+        step = record.get("step")
+        if status in ("running", "killed"):  # its record is from before
+            step = max((int(row["step"]) for row in read_metrics(self.directory.metrics)), default=None)
+        where = "" if step is None else f" after step {step} of {record.get('num_steps', '?')}"
+        is_so = {"running": "is still running", "stopped": "was stopped", "killed": "was killed", "failed": "failed"}
+        why = str(self.message or "").strip().partition("\n")[0]
+        return (
+            f"the run {self.path} {is_so.get(status, f'has the status {status}')}{where}{f' ({why})' if why else ''}; "
+            f"these weights are those of its {self.checkpoint_words(checkpoint)}"
+        )
 
     def model(self, checkpoint: str | None = None) -> nn.Module:
         """The network as a plain `nn.Module` with the best weights (or those of another checkpoint), on the CPU."""

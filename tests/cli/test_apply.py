@@ -75,3 +75,60 @@ def test_without_any_run_the_message_says_how_to_make_one(isoscale):
     refused = isoscale("test")
     assert (refused.code, refused.out) == (2, "")
     assert "isoscale train" in refused.err and not Path("runs").exists()
+
+
+BREAKS = """
+from isoscale.science.images import Classifier
+
+class Breaks(Classifier):
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 6:
+            raise RuntimeError("the seventh step is cursed")
+        return super().training_step(batch, batch_idx)
+"""
+
+
+@pytest.fixture
+def failed(isoscale):
+    """A run that fails at its seventh step, after a checkpoint at step 5."""
+    Path("breaks.py").write_text(BREAKS)
+    result = isoscale(
+        "train", "images/digits", "--run", "runs/failed", "task.class=breaks.Breaks", "checkpoint.every=5 steps",
+        "train.steps=20", "train.program=eager", "observe.tensorboard=0", "observe.level=error",
+    )  # fmt: skip
+    assert result.code == 1
+    return "runs/failed"
+
+
+def test_the_numbers_of_a_failed_run_come_with_a_word_about_it(isoscale, failed):
+    words = (
+        "the run runs/failed failed after step 5 of 20 (RuntimeError: the seventh step is cursed); "
+        "these weights are those of its last checkpoint, step 5\n"
+    )
+    plain, as_json = isoscale("test", failed), isoscale("test", failed, "--json")
+    assert plain.code == as_json.code == 0
+    assert words in plain.err and words in as_json.err
+    assert "test/accuracy" in json.loads(as_json.out)
+    assert words in isoscale("predict", failed).err
+    assert words in isoscale("export", failed, "--out", "weights.safetensors").err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"status": "stopped", "step": 30, "message": "a signal"}, "was stopped after step 30 of 46 (a signal); these"),
+        ({"status": "running", "message": ""}, "was killed after step 46 of 46 (it ended without a word; go on"),
+    ],
+)
+def test_a_run_that_did_not_end_says_so(isoscale, copied, changes, words):
+    run = copied()
+    record = run / "run.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), **changes}))
+    err = isoscale("test", str(run), "--checkpoint", "23", "--json").err
+    assert words in err and err.count("\n") == 1
+    assert err.endswith("those of its step 23\n")
+
+
+def test_a_run_that_is_done_says_nothing_on_the_side(isoscale, copied):
+    run = str(copied())
+    assert isoscale("test", run).err == isoscale("predict", run).err == ""

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from isoscale.observe.exhibits import Exhibit
-    from isoscale.run import Run
 
 RUN = Annotated[
     str | None,
@@ -57,7 +56,7 @@ def test(
         return
     from isoscale.cli.metric_tables import lines
 
-    print(f"{found.path}, {checkpoint_words(found, checkpoint)}")
+    print(f"{found.path}, {found.checkpoint_words(checkpoint)}")
     print("\n".join(lines(measured.metrics, measured.units, measured.of_all)))
     pictures = _draw(found.path / ("systems" if paths else role), measured.exhibits)
     if pictures:
@@ -118,17 +117,10 @@ def predict(
         tensors = apply(found, checkpoint, role=role, folder=folder)
     if folder is None:
         _write(target, tensors)
-    print(f"{found.path}, {checkpoint_words(found, checkpoint)}: written to {target}")
+    print(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {target}")
     for name, tensor in tensors.items():
         kind = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         print(f"  {name}: {kind if tensor.dim() else f'{tensor.item():.10g}'}")
-
-
-def checkpoint_words(run: "Run", checkpoint: str | None) -> str:
-    """`best checkpoint, step 69`."""
-    step = int(run.checkpoint(checkpoint).name.removeprefix("step_"))
-    pointer = checkpoint or ("best" if run.has_best else "last")
-    return f"step {step}" if pointer.removeprefix("step_").isdigit() else f"{pointer} checkpoint, step {step}"
 
 
 def _checked_folder(path: Path) -> Path | None:

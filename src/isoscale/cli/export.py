@@ -1,11 +1,12 @@
 """`isoscale export`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from isoscale.cli.apply import CHECKPOINT, RUN, checkpoint_words
+from isoscale.cli.apply import CHECKPOINT, RUN
 
 
 def export(
@@ -21,8 +22,11 @@ def export(
     from isoscale.run import Run
 
     found = Run.find(run)
+    caution = found.caution(checkpoint)
+    if caution is not None:
+        print(caution, file=sys.stderr)
     written = write(found, out, checkpoint)
-    print(f"{found.path}, {checkpoint_words(found, checkpoint)}: written to {out}")
+    print(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {out}")
     facts = {name: text for name, text in written.metadata.items() if name not in ("recipe", "run", "step")}
     for name, text in facts.items():
         print(f"  {name}: {text}")

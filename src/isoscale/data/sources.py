@@ -153,13 +153,16 @@ def whole(source: Source) -> Source:
     return whole(source.source) if isinstance(source, Subset) else source
 
 
-def column(source: Source, key: str) -> Tensor | None:
-    """One tensor of every sample, where all of them are in memory: the labels, say."""
+def column(source: Source, key: str | int) -> Tensor | None:
+    """One tensor of every sample, by its name or its place, where all of them are in memory: the labels, say."""
     if isinstance(source, Subset):
         whole = column(source.source, key)
         return None if whole is None else whole[source.indices]
     tensors = source.tensors if isinstance(source, TensorSource) else None
-    return tensors[key] if isinstance(tensors, dict) and isinstance(tensors.get(key), Tensor) else None
+    if isinstance(tensors, tuple):
+        tensors = dict(enumerate(tensors))
+    found = tensors.get(key) if isinstance(tensors, dict) else None
+    return found if isinstance(found, Tensor) else None
 
 
 def nbytes(source: Source) -> int:

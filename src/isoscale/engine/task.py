@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from torch import Tensor, nn
 
 from isoscale.data.batches import Batch
-from isoscale.data.sources import Source
-from isoscale.engine.losses import find_loss, find_metric
+from isoscale.data.sources import Source, column
+from isoscale.engine.losses import (
+    IGNORED,
+    check_labels,
+    check_scores,
+    class_numbers,
+    find_loss,
+    find_metric,
+    takes_classes,
+)
 from isoscale.engine.metrics import is_metric, update
 from isoscale.engine.pairs import Pair, Tally
 from isoscale.observe.exhibits import Exhibit
@@ -16,7 +24,7 @@ from isoscale.observe.exhibits import Exhibit
 if TYPE_CHECKING:
     from isoscale.engine.survey import Store, Survey
 
-__all__ = ["Pair", "Supervised", "Tally", "Task"]
+__all__ = ["Pair", "Supervised", "Tally", "Task", "check_labels", "class_numbers"]
 
 
 class Together(Protocol):
@@ -168,6 +176,9 @@ class Supervised(Task):
         super().__init__()
         self.model = model
         self._loss = find_loss(loss)
+        self._takes_classes = takes_classes(loss)
+        self._ignored = int(getattr(loss, "ignore_index", IGNORED))
+        self._label_ranges: dict[str, tuple[int, int] | None] = {}
         self._metrics = {_name(metric): find_metric(metric) for metric in metrics if not is_metric(metric)}
         objects = {_name(metric): metric for metric in metrics if is_metric(metric)}
         self._objects = nn.ModuleDict({f"of_{stage}": _copies(objects) for stage in ("train", "val", "test")})
@@ -194,6 +205,8 @@ class Supervised(Task):
     def _step(self, batch: Batch, stage: str) -> Any:
         input, target = self.split(batch)
         prediction = self.model(input)
+        if self._takes_classes:
+            check_scores(prediction, stage, self._label_ranges.get(stage))
         for name, metric in self._metrics.items():
             self.log(name, metric(prediction.detach(), target))
         if self._names:
@@ -206,6 +219,9 @@ class Supervised(Task):
 
     def _count(self, prediction: Tensor, target: Tensor, stage: str) -> None:
         """Add a batch to the stage's torchmetrics objects."""
+        is_probability = target.is_floating_point() and target.shape == prediction.shape
+        if self._takes_classes and not is_probability:
+            target = class_numbers(prediction, target)
         for name in self._names:
             metric = self._objects[f"of_{stage}"][name]  # type: ignore[index]
             update(metric, prediction, target)
@@ -214,6 +230,19 @@ class Supervised(Task):
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
         """The model's prediction."""
         return self.model(self.split(batch)[0])
+
+    def check_data(self, role: str, source: Source) -> None:
+        """Refuse labels that are not the number of a class, where the loss wants such and they are in memory."""
+        target = self.targets(source) if self._takes_classes else None
+        if target is not None:
+            one_each = target.dim() == 1 or target.shape[1:] == (1,)
+            num_classes = _num_scores(self.model) if one_each else None
+            self._label_ranges[role] = check_labels(target, role, num_classes, self._ignored)
+
+    def targets(self, source: Source) -> Tensor | None:
+        """The targets of all samples of a source, where they are in memory."""
+        found = column(source, self._keys[1])
+        return column(source, 1) if found is None else found
 
     def measure(self, training: Training) -> None:
         """Let the model measure its inputs, if it has a `measure` of its own."""
@@ -226,6 +255,14 @@ class Supervised(Task):
         if isinstance(batch, dict):
             return batch[self._keys[0]], batch[self._keys[1]]
         return batch[0], batch[1]
+
+
+def _num_scores(model: nn.Module) -> int | None:
+    """How many values a model gives for each sample, where its last layer says so; else the first batch will."""
+    while isinstance(model, nn.Sequential) and len(model):
+        softmax = isinstance(model[-1], nn.LogSoftmax | nn.Identity) and len(model) > 1
+        model = model[-2] if softmax else model[-1]
+    return model.out_features if isinstance(model, nn.Linear) else None
 
 
 def _name(metric: str | Callable[..., Any]) -> str:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from isoscale.data.batches import Batch
-from isoscale.data.sources import Source, column
-from isoscale.engine.task import Pair, Supervised, Tally
+from isoscale.data.sources import Source
+from isoscale.engine.task import Pair, Supervised, Tally, check_labels, class_numbers
 from isoscale.errors import UserError
 from isoscale.observe.exhibits import Exhibit, Matrix, Pictures, PrecisionRecall
 from isoscale.science.images.metrics import confusion_counts, detection, macro_scores
@@ -54,7 +54,8 @@ class Classifier(Supervised):
         images, target = self.split(batch)
         scores = self.scores(images)
         self.log("accuracy", self._metrics["accuracy"](scores, target))
-        self.log("confusion", Tally(confusion_counts(scores.argmax(1), target, scores.shape[1]), macro_scores))
+        counts = confusion_counts(scores.argmax(1), class_numbers(scores, target), scores.shape[1])
+        self.log("confusion", Tally(counts, macro_scores))
         return self._weighted_loss(scores, target)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Pair:
@@ -80,17 +81,17 @@ class Classifier(Supervised):
         return self._loss(scores, target, weight=self.class_weights.to(scores.dtype))
 
     def check_data(self, role: str, source: Source) -> None:
-        """Refuse labels that the model has no score for."""
-        target = column(source, self._keys[1])
-        num_classes = self._num_classes()
-        if target is None or num_classes is None or not len(target):
+        """Refuse labels that the model has no score for, and class weights of another number of classes."""
+        target, num_classes = self.targets(source), self._num_classes()
+        if num_classes is None:
             return
-        low, high = int(target.min()), int(target.max())
-        if low < 0 or high >= num_classes:
+        if self.class_weights is not None and len(self.class_weights) != num_classes:
             raise UserError(
-                f"the labels of the {role} data run from {low} to {high}, but the model has {num_classes} classes, "
-                f"numbered from 0; set the size of its last layer to {high + 1} or correct the labels"
+                f"task.class_weights has {len(self.class_weights)} weights, but the model has {num_classes} classes; "
+                "give one for each"
             )
+        if target is not None:
+            check_labels(target, role, num_classes, ignored=None)
 
     def _num_classes(self) -> int | None:
         """As many as the last linear layer has outputs."""
@@ -100,6 +101,7 @@ class Classifier(Supervised):
     def show_inputs(self, source: Source, batch: Batch) -> dict[str, Exhibit]:
         """Some training images as the network sees them, or as they are stored where it sees rows of numbers."""
         images, target = self.split(batch)
+        target = _numbers(target)
         pixels = as_pixels(images)
         if pixels is None:
             pixels = as_pixels(self.split(source.fetch(torch.arange(len(target))))[0])
@@ -110,8 +112,9 @@ class Classifier(Supervised):
         """The confusion matrix, precision-recall curves, and a grid of predictions."""
         probability, predicted = outputs["probability"], outputs["class"]
         indices = torch.arange(len(predicted))
-        target = column(source, self._keys[1])
+        target = self.targets(source)
         target = self.split(source.fetch(indices))[1] if target is None else target[: len(predicted)]
+        target = class_numbers(probability, target)
         names = class_names(source, probability.shape[1])[: probability.shape[1]]
         counts = confusion_counts(predicted, target, len(names)).numpy()
         shown: dict[str, Exhibit] = {"confusion": Matrix(counts, names)}
@@ -123,6 +126,13 @@ class Classifier(Supervised):
         if pixels is not None:
             shown["predictions"] = _predictions(pixels, names, probability, predicted, target)
         return shown
+
+
+def _numbers(target: Tensor) -> Tensor:
+    """The classes of labels (n,), (n, 1) or (n, classes)."""
+    if target.dim() > 1 and target.shape[1] > 1:
+        return target.argmax(1)
+    return target.flatten().to(torch.int64)
 
 
 def _predictions(

@@ -9,8 +9,9 @@ from isoscale.observe.exhibits import Detection
 
 def confusion_counts(predicted: Tensor, target: Tensor, num_classes: int) -> Tensor:
     """How many samples of each class (row) were taken for each class (column), without waiting for the device."""
+    labels = target.to(torch.int64).flatten()
     counts = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=target.device)
-    counts.index_add_(0, (target * num_classes + predicted).flatten(), torch.ones_like(target).flatten())
+    counts.index_add_(0, labels * num_classes + predicted.flatten(), torch.ones_like(labels))
     return counts.view(num_classes, num_classes)
 
 
