@@ -24,7 +24,9 @@ class Net(pl.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(FEATURES, self.width), nn.BatchNorm1d(self.width), nn.Tanh())
+        self.backbone = nn.Sequential(
+            nn.Linear(FEATURES, self.width, bias=False), nn.BatchNorm1d(self.width), nn.Tanh()
+        )
         self.head = nn.Linear(self.width, CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -312,7 +314,7 @@ class HiddenTeacher(Net):
         with torch.no_grad():
             for mine, theirs in zip(self.teacher[0].parameters(), self.head.parameters(), strict=True):
                 mine.mul_(0.9).add_(theirs, alpha=0.1)
-            teacher = self.teacher[0](features)
+            teacher = self.teacher[0].to(features.dtype)(features)
         return functional.cross_entropy(scores, batch[1]) + functional.mse_loss(scores, teacher)
 
 

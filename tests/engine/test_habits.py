@@ -2,15 +2,18 @@
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from isoscale.engine.checkpoint import read
 from isoscale.errors import Stopped, UserError
 from tests.engine import habits
 from tests.engine.test_lightning import assert_same_weights, fit, fit_lightning, lines
+from tests.ranks import fit_on
 
 EPOCHS = 3
 STOPS = (3, 11, 16)
@@ -58,3 +61,39 @@ def test_a_habit_does_not_notice_a_stop(habit: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_kept_is_refused_in_words(habit: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=habits.REFUSED[habit]):
         fit(*habits.made(habit), tmp_path / "run", EPOCHS)
+
+
+PER_RANK = {habits.HiddenState}
+"""They keep something of their own share of a batch, as under any other way to train on several ranks."""
+
+
+def trained_on(world: int, habit: Any, path: Path, batch_size: int, step: int | None = None) -> dict[str, Any]:
+    """The weights of a training on so many ranks, or only a training that is stopped in a step."""
+    make = partial(_made, habit, batch_size, step)
+    if step is not None:
+        with pytest.raises(AssertionError, match="Stopped"):
+            fit_on(world, path, make, train__epochs=EPOCHS, train__precision="64")
+        return {}
+    run = fit_on(world, path, make, train__epochs=EPOCHS, train__precision="64")
+    return read(run.checkpoint("last"))[0]["model"]
+
+
+def _made(habit: Any, batch_size: int, step: int | None) -> tuple[Any, Any]:
+    module, data = habits.made(habit, batch_size)
+    return module if step is None else stopping(module, step), data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("habit", habits.HABITS, ids=lambda habit: habit.__name__)
+def test_a_habit_is_the_same_on_two_ranks_and_does_not_notice_a_stop_there(habit: Any, tmp_path: Path) -> None:
+    together = trained_on(2, habit, tmp_path / "two", 4)
+    if habit not in PER_RANK:
+        alone = trained_on(1, habit, tmp_path / "one", 8)
+        assert alone.keys() == together.keys()
+        for name, tensor in alone.items():
+            torch.testing.assert_close(
+                together[name], tensor, rtol=1e-5, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
+            )
+    trained_on(2, habit, tmp_path / "stopped", 4, step=11)
+    again = trained_on(2, habit, tmp_path / "stopped", 4)
+    assert all(torch.equal(again[name], tensor) for name, tensor in together.items())

@@ -18,7 +18,7 @@ from isoscale.engine.config import LossWeight, Optimizer, Schedule
 from isoscale.engine.ema import Average
 from isoscale.engine.extra_state import ExtraState
 from isoscale.engine.metrics import MetricStates
-from isoscale.engine.optimizers import OptimizerState, make_optimizers
+from isoscale.engine.optimizers import OptimizerState, make_optimizers, path_for
 from isoscale.engine.overrides import overrides
 from isoscale.engine.precision import Precision
 from isoscale.engine.program_choice import ProgramMaker
@@ -172,4 +172,5 @@ def _configured(task: Any, view: lightning.TrainerView) -> lightning.Configured 
 
 
 def _optimizers(task: nn.Module, settings: Settings, decided: Decisions) -> list[Any]:
+    decided.optimizer = path_for(decided.optimizer, task.parameters())
     return make_optimizers(settings.optimizer, task.named_parameters(), decided.optimizer)

@@ -132,7 +132,7 @@ class GraphedProgram:
     def __init__(
         self, step: Step, feed: Feed, plan: Plan, inputs: Inputs, steps_per_launch: int, registry: Registry,
         accelerator: Accelerator, proven: Callable[[], None], fall_back: Callable[[str], None] | None,
-        view: TrainerView, is_compiled: bool,
+        view: TrainerView, is_compiled: bool, after_step: Callable[[int], None] | None,
     ) -> None:  # fmt: skip
         """`proven` is told when a replay gave the right bits, `fall_back` why a capture is refused (None: an error)."""
         self._view = view
@@ -142,7 +142,7 @@ class GraphedProgram:
         self._replayed = self._in_vain = 0
         self._proven = proven
         self._step = step
-        self._eager = EagerProgram(step, feed, plan, inputs, steps_per_launch)
+        self._eager = EagerProgram(step, feed, plan, inputs, steps_per_launch, after_step)
         self._feed = feed
         self._plan = plan
         self._inputs = inputs
@@ -340,6 +340,7 @@ class GraphedProgram:
         captured.slot.fill(number)
         self._fill(captured, number, count)
         captured.graph.replay()
+        self._view.finish(number + count)
         recorder = self._step.recorder
         recorder.counted = [total + more for total, more in zip(recorder.counted, captured.counted, strict=True)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.config import Group
@@ -61,6 +61,13 @@ def choose_path(name: str, accelerator: Accelerator) -> OptimizerPath:
     )
 
 
+def path_for(path: OptimizerPath, parameters: Iterable[Tensor]) -> OptimizerPath:
+    """The path for these parameters: torch has no fused kernels for complex numbers."""
+    if not any(parameter.is_complex() for parameter in parameters):
+        return path
+    return replace(path, fused=False, tensor_lr=path.capturable)
+
+
 def make_optimizers(
     section: Section, named: Iterable[tuple[str, nn.Parameter]], path: OptimizerPath
 ) -> list[Optimizer]:
@@ -71,8 +78,6 @@ def make_optimizers(
     parameters = dict(named)
     if not parameters:
         raise UserError("the task has no parameters: nothing to optimise")
-    if any(parameter.is_complex() for parameter in parameters.values()):
-        path = replace(path, fused=False)  # torch has no fused kernels for complex numbers
     cls, arguments = optimizer_class(section.name), section.arguments
     groups = _grouped(parameters, section.groups)
     if cls.__name__ != "Muon":
@@ -141,8 +146,23 @@ def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
     if inner is None or listeners or "step" in vars(optimizer):
         return optimizer.step
     ordinary = partial(inner, optimizer)
+    if isinstance(optimizer, SGD) and optimizer.defaults["fused"] and optimizer.defaults["momentum"]:
+        return partial(_sgd_step, optimizer, ordinary)
     is_fused_adam = type(optimizer) in (Adam, AdamW) and optimizer.defaults["fused"]
     return FusedAdam(optimizer, ordinary) if is_fused_adam else ordinary  # type: ignore[arg-type]
+
+
+def _sgd_step(optimizer: SGD, ordinary: Callable[[], Any]) -> None:
+    """The update of a fused SGD: its kernel wants momenta of all parameters or of none, and some are unfrozen later."""
+    for group in optimizer.param_groups:
+        moving = [parameter for parameter in group["params"] if parameter.grad is not None]
+        late = [each for each in moving if optimizer.state[each].get("momentum_buffer") is None]
+        if len(late) < len(moving):
+            for parameter in late:  # such that it is the gradient after this step, as in any first one
+                gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
+                factor = group["dampening"] / group["momentum"]
+                optimizer.state[parameter]["momentum_buffer"] = gradient.detach().mul_(factor)
+    ordinary()
 
 
 def set_lr(optimizer: Optimizer, lr: Tensor | float) -> None:

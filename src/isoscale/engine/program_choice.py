@@ -119,7 +119,7 @@ class ProgramMaker:
         return GraphedProgram(
             self.parts.step, train.feed, train.plan, self._inputs, count, self.parts.registry, self.parts.accelerator,
             lambda: self._prove(count), self._fall_back if self.settings.train.program == "auto" else None, self.view,
-            "compiled" in self.decided.program,
+            "compiled" in self.decided.program, self._after_step,
         )  # fmt: skip
 
     def _prove(self, count: int) -> None:

@@ -93,7 +93,7 @@ class Snapshot:
     def replaced(self, registry: Registry) -> str | None:
         """Says which tensor is another one than at the time of the snapshot: a replay could not update it."""
         for name, tensor in registry.tensors().items():
-            if self._addresses.get(name) != tensor.data_ptr():
+            if not name.startswith("extra/") and self._addresses.get(name) != tensor.data_ptr():
                 return f"it replaces the tensor {name} instead of updating it in place"
         return None
 
