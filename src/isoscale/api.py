@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from isoscale.data.batches import Batch
 from isoscale.data.feed import Feed, Part, Slot
-from isoscale.data.sources import ROLES, Sources, as_source
+from isoscale.data.sources import Sources
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.assembly import place
 from isoscale.engine.checkpoint import read
@@ -21,7 +20,7 @@ from isoscale.engine.config import LossWeight
 from isoscale.engine.evaluate import evaluate, show_results
 from isoscale.engine.evaluate import predict as predict_all
 from isoscale.engine.fitting import FittedStates, fitted
-from isoscale.engine.loaders import is_data_module
+from isoscale.engine.handed import check_rows, explained, fitting, for_other_data, in_role, remark, sample_of
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.roles import Role, RoleMaker
@@ -132,19 +131,27 @@ class _Application:
         )
         self.task = run.task(checkpoint)
         place(self.task, self.accelerator, self.precision, False, lambda text: None)
-        self._data = adapted(self.task, run.data() if data is None else _in_role(data, role), say=_say)
+        self._is_handed = data is not None
+        if self._is_handed:
+            self.settings = for_other_data(self.settings)
+        given = in_role(data, role, self.task) if self._is_handed else run.data()
+        self._data = adapted(self.task, given, say=_say)
         self.transforms = _fitted(recipe.data.transforms, run.checkpoint(checkpoint))
+        self._sample: Batch = None
         self._waiting = Waiting("batches")
 
-    def role(self, name: str) -> Role:
-        limit = self.settings.train.limit_test_batches if name == "test" else None
-        role = RoleMaker(self._data, self.settings, self.accelerator).evaluation(name, limit)
+    def role(self, name: str, by_row: bool = False) -> Role:
+        maker = RoleMaker(self._data, self.settings, self.accelerator)
+        limit = self.settings.train.limit_test_batches if name == "test" and not by_row else None
+        role = maker.evaluation(name, limit, by_row)
         if role is None:
             systems = "name systems of atoms (--systems PATH), " if _learns_from_atoms(self.loaded.recipe) else ""
+            others = [f"{other} (role={other!r}, --role {other})" for other in maker.others(name)]
             raise UserError(
-                f"the data has no {name} part; take another one (--role val), {systems}or give one: "
-                "isoscale.test(run, data=...)"
+                f"the data has no {name} part; take another one{': ' if others else ' (--role val), '}"
+                f"{', '.join(others)}{', ' if others else ''}{systems}or give one: isoscale.test(run, data=...)"
             )
+        self._sample = sample_of(role.source, self.accelerator.device)
         check = getattr(self.task, "check_data", None)
         if check is not None:
             check(name, role.source)
@@ -153,7 +160,16 @@ class _Application:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """While the task is applied: in its precision, and with a word to whoever waits for it."""
-        with self.precision.applied(), self._waiting:
+        with self.precision.applied(), self._waiting, self._explained():
+            yield
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What goes wrong with data that was handed over is said in words."""
+        if not self._is_handed:
+            yield
+            return
+        with explained(self.task, lambda: self._sample):
             yield
 
     def survey(self, stage: str, role: Role) -> Survey:
@@ -167,7 +183,13 @@ class _Application:
     def forward(self, stage: str) -> Forward:
         recorder = Recorder(self.accelerator.device)
         weights = {name: _last(weight) for name, weight in self.settings.train.loss_weights.items()}
-        return Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, weights)
+        made = Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, weights)
+        made.transforms = fitting(self.task, self.transforms, self._sample)
+        return made
+
+    def remark(self) -> str | None:
+        """What the user should know of the units of predictions."""
+        return remark(self.task, self.transforms, self._sample)
 
 
 def _last(weight: float | LossWeight) -> float:
@@ -249,14 +271,17 @@ def predict(
     application = _Application(_as_run(run), checkpoint, data, role, device)
     store = Store(folder)
     with application.applied():
-        part = application.role(role)
+        part = application.role(role, by_row=True)
         if concludes(application.task):
             application.task.conclude(application.survey("predict", part), store)  # type: ignore[operator]
         else:
             found = predict_all(application.forward("predict"), part.feed, part.plan)
+            check_rows(application.task, found, part.plan.num_samples)
             named = found if isinstance(found, dict) else {"prediction": application.stored(found)}
             for name, values in named.items():
-                store.put(name, values.numpy())
+                store.put(name, (values.float() if values.dtype == torch.bfloat16 else values).numpy())
+            if application.remark() is not None and not isinstance(found, dict):
+                _say(f"note: {application.remark()}")
     return store.finish()
 
 
@@ -283,15 +308,6 @@ def example(run: str | Path | Run, checkpoint: str | None, count: int) -> tuple[
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
-
-
-def _in_role(data: Any, name: str) -> Any:
-    """Data for one role: as it is where it has roles, a plain loader, dataset or tensors for the role asked."""
-    if isinstance(data, DataLoader):
-        return Sources(**{name: as_source(data.dataset, data.collate_fn)})
-    if is_data_module(data) or any(hasattr(data, role) for role in ROLES):
-        return data
-    return Sources(**{name: data})
 
 
 def _as_run(run: str | Path | Run) -> Run:

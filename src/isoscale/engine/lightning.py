@@ -35,8 +35,9 @@ _REFUSED_HOOKS = {
     "transfer_batch_to_device": "use on_after_batch_transfer or the collate function",
 }
 _ATTACHED = (
-    "log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer",
-    "clip_gradients", "all_gather", "print", "on_train_start", "on_train_epoch_start", "_loaded_data",
+    "log", "log_dict", "in_stored_units", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer",
+    "untoggle_optimizer", "clip_gradients", "all_gather", "print", "on_train_start", "on_train_epoch_start",
+    "_loaded_data",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from isoscale.engine.batch_hooks import around
 from isoscale.engine.losses import as_pair
 from isoscale.engine.pairs import Tally
 from isoscale.engine.recorder import Recorder
+from isoscale.engine.target_units import TargetUnits
 from isoscale.errors import UserError
 
 METHODS = {"train": "training_step", "val": "validation_step", "test": "test_step", "predict": "predict_step"}
@@ -30,6 +31,7 @@ class Stage:
         self.metrics: dict[str, Any] = {}
         """torchmetrics objects by logged name."""
         self.tallies: dict[str, Tally] = {}
+        self.units = TargetUnits(task, ())
         self._pending: list[tuple[str, Any, Any, bool]] = []
 
     @property
@@ -43,10 +45,11 @@ class Stage:
         # set on the instance: this is how a LightningModule's own log, which wants a Trainer, gets out of the way
         object.__setattr__(self.task, "log", self.log)
         object.__setattr__(self.task, "log_dict", self.log_dict)
+        object.__setattr__(self.task, "in_stored_units", self.units.stored_in_full)
 
     def leave(self) -> None:
         """Give the task its own `log` back."""
-        for name in ("log", "log_dict"):
+        for name in ("log", "log_dict", "in_stored_units"):
             self.task.__dict__.pop(name, None)
 
     def log(
