@@ -1,5 +1,6 @@
 """Data that people hand over for predictions and tests: the right rows, in order, in stored units, or words."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,15 @@ def test_limits_of_a_training_do_not_cut_what_is_predicted(tmp_path: Path):
     assert len(isoscale.predict(run)["prediction"]) == len(isoscale.predict(run, data=ALL)["prediction"]) == 200
     run = fit(tmp_path / "over", isoscale.Supervised(nn.Linear(4, 1)), train={"epochs": 1, "overfit_batches": 1})
     assert len(isoscale.predict(run, data=ALL, role="val")["prediction"]) == 200
+
+
+def test_nothing_reads_on_when_all_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("isoscale.data.residency.SHARE_OF_DEVICE", 0)
+    run = fit(tmp_path / "run", isoscale.Supervised(nn.Linear(4, 1)), train={"epochs": 1})
+    before = threading.active_count()
+    isoscale.predict(run, data=X)
+    isoscale.test(run, data=(X, Y))
+    assert threading.active_count() == before
 
 
 class Own(isoscale.Task):

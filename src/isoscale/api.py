@@ -138,6 +138,7 @@ class _Application:
         self._data = adapted(self.task, given, say=_say)
         self.transforms = _fitted(recipe.data.transforms, run.checkpoint(checkpoint))
         self._sample: Batch = None
+        self._feeds: list[Feed] = []
         self._waiting = Waiting("batches")
 
     def role(self, name: str, by_row: bool = False) -> Role:
@@ -151,6 +152,7 @@ class _Application:
                 f"the data has no {name} part; take another one{': ' if others else ' (--role val), '}"
                 f"{', '.join(others)}{', ' if others else ''}{systems}or give one: isoscale.test(run, data=...)"
             )
+        self._feeds.append(role.feed)
         self._sample = sample_of(role.source, self.accelerator.device)
         check = getattr(self.task, "check_data", None)
         if check is not None:
@@ -160,8 +162,12 @@ class _Application:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """While the task is applied: in its precision, and with a word to whoever waits for it."""
-        with self.precision.applied(), self._waiting, self._explained():
-            yield
+        try:
+            with self.precision.applied(), self._waiting, self._explained():
+                yield
+        finally:
+            for feed in self._feeds:
+                feed.close()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -154,6 +154,19 @@ def is_on_disk(source: Source) -> bool:
     return bool(getattr(whole(source), "on_disk", False))
 
 
+def hands_out_copies(source: Source) -> bool:
+    """Whether what is fetched is nobody else's, so that a step may change it: a source of one's own may give views."""
+    found = whole(source)
+    if isinstance(found, DatasetSource):
+        return found.collate is default_collate
+    return type(found).__module__.startswith("isoscale.")
+
+
+def own_copy(source: Source, batch: Batch) -> Batch:
+    """A batch of a source that may be changed in place."""
+    return batch if hands_out_copies(source) else map_tensors(batch, torch.clone)
+
+
 def whole(source: Source) -> Source:
     """What a subset, or a subset of a subset, is taken from."""
     return whole(source.source) if isinstance(source, Subset) else source

@@ -16,7 +16,7 @@ from isoscale.data.batches import Batch, map_tensors, tensors_of
 from isoscale.data.file_sources import Files
 from isoscale.data.formats.finding import find_files
 from isoscale.data.formats.opening import SUFFIXES, dataset_names, format_of
-from isoscale.data.sources import Source, Sources, has_roles
+from isoscale.data.sources import Source, Sources, has_roles, own_copy
 from isoscale.engine.loaders import LoadedData, is_data_module, seeded
 from isoscale.engine.settings import Settings
 from isoscale.engine.target_units import TargetUnits, key_of, target_key
@@ -87,7 +87,8 @@ def _opened(path: str, role: str, task: Any) -> Sources:
 def sample_of(source: Source, device: torch.device) -> Batch:
     """The first sample, as a batch of one."""
     with seeded(0):
-        return map_tensors(source.fetch(torch.zeros(1, dtype=torch.int64)), lambda tensor: tensor.to(device))
+        batch = own_copy(source, source.fetch(torch.zeros(1, dtype=torch.int64)))
+        return map_tensors(batch, lambda tensor: tensor.to(device))
 
 
 class Named:
@@ -108,11 +109,12 @@ def fitting(task: Any, transforms: Sequence[Any], sample: Batch) -> list[Any]:
     """The transforms for data like a sample: after names where they ask for them, without those of a missing target."""
     input_key, target = _input_key(task), target_key(task)
     found: list[Any] = list(transforms)
-    if input_key is not None and any(key_of(each) is not None for each in transforms):
+    keys = {key_of(each) for each in transforms} - {None}
+    if input_key is not None and keys:
         named = Named(input_key, target)
         sample, found = named(sample), [named, *transforms]
-    if isinstance(sample, dict) and input_key not in sample and any(key_of(each) == input_key for each in transforms):
-        task.input_of(sample)  # says what is missing
+        if input_key in keys and input_key not in sample:
+            task.input_of(sample)  # says what is missing
     if isinstance(sample, dict) and target in sample:
         return found
     if isinstance(sample, dict) or input_key is not None:
