@@ -125,6 +125,12 @@ def expected(run: isoscale.Run, rows: Tensor = X) -> Tensor:
 
 def saved(folder: Path, kind: str) -> Any:
     path = folder / f"rows.{kind}"
+    if kind == "mapped":
+        return np.load(saved(folder, "npy"), mmap_mode="r")
+    if kind == "archive":
+        return np.load(saved(folder, "npz"))
+    if kind == "text":
+        return str(saved(folder, "npy"))
     if kind == "npy":
         np.save(path, ARRAY)
     elif kind == "npz":
@@ -146,6 +152,7 @@ READ_ONLY.flags.writeable = False
 WAYS: dict[str, Any] = {
     "a tensor": X,
     "a tensor in float64": X.double(),
+    "a parameter": nn.Parameter(X),
     "a tensor that requires gradients": X.clone().requires_grad_(),
     "a tensor that is not contiguous": X.t().contiguous().t(),
     "an array": ARRAY,
@@ -183,6 +190,9 @@ WAYS: dict[str, Any] = {
     "Sources": isoscale.Sources(test={"input": X, "target": Y}),
     "Sources of a tensor": isoscale.Sources(test=X),
     "a data module": Everywhere(),
+    "a mapped file": "mapped",
+    "an archive": "archive",
+    "a path as text": "text",
     "a file .npy": "npy",
     "a file .npz": "npz",
     "a file .csv": "csv",
@@ -261,6 +271,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a file of another kind": (__file__, "is taken for a file of samples"),
     "different lengths": ((X, Y[:7]), r"numbers of rows are \[7, 50\]"),
     "an object": (object(), "cannot read samples from object"),
+    "nothing but numbers": (range(50), "one number, int64"),
+    "a set": ({1.0, 2.0}, "cannot read samples from set"),
+    "no test loader": (LightningDataModule(), "the data has no test part"),
 }  # fmt: skip
 
 

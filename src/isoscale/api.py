@@ -20,7 +20,7 @@ from isoscale.engine.config import LossWeight
 from isoscale.engine.evaluate import evaluate, show_results
 from isoscale.engine.evaluate import predict as predict_all
 from isoscale.engine.fitting import FittedStates, fitted
-from isoscale.engine.handed import check_rows, explained, fitting, for_other_data, in_role, remark, sample_of
+from isoscale.engine.handed import Stored, check_rows, explained, fitting, for_other_data, in_role, sample_of
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.roles import Role, RoleMaker
@@ -28,7 +28,7 @@ from isoscale.engine.settings import Settings
 from isoscale.engine.show import sample
 from isoscale.engine.stage import Stage
 from isoscale.engine.step import Forward
-from isoscale.engine.survey import Store, Survey, concludes, stored, surveys
+from isoscale.engine.survey import Store, Survey, concludes, surveys
 from isoscale.engine.training_data import adapted
 from isoscale.errors import UserError
 from isoscale.observe.exhibits import Exhibit
@@ -182,9 +182,13 @@ class _Application:
         """A look at all samples of a role together."""
         return Survey(stage, _say, self.forward("predict"), role)
 
-    def stored(self, values: Any) -> Any:
-        """Predictions in the units of the stored targets."""
-        return stored(self.task, self.transforms, values)
+    def stored(self, prediction: torch.Tensor) -> torch.Tensor:
+        """Predictions in the units of the stored targets, with a word where they cannot be."""
+        found = Stored(self.task, self.transforms, self._sample)
+        remark = found.remark(prediction)
+        if remark is not None:
+            _say(f"note: {remark}")
+        return found(prediction)
 
     def forward(self, stage: str) -> Forward:
         recorder = Recorder(self.accelerator.device)
@@ -192,10 +196,6 @@ class _Application:
         made = Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, weights)
         made.transforms = fitting(self.task, self.transforms, self._sample)
         return made
-
-    def remark(self) -> str | None:
-        """What the user should know of the units of predictions."""
-        return remark(self.task, self.transforms, self._sample)
 
 
 def _last(weight: float | LossWeight) -> float:
@@ -261,7 +261,7 @@ def _learns_from_atoms(recipe: Recipe) -> bool:
 def test(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
 ) -> dict[str, float]:
-    """The metrics of a run's best weights (or of another checkpoint) on its test data."""
+    """The metrics of a run's best weights (or of another checkpoint) on its test data, or on `data` with targets."""
     return measure(run, checkpoint, data, role, device).metrics
 
 
@@ -270,6 +270,10 @@ def predict(
     folder: Path | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """What a run's best weights predict for every sample of a part of its data, in the order of the source.
+
+    `data` is other data than the run's own: tensors or arrays with or without targets, a Dataset, a loader, the path of
+    a file, or `Sources` or a LightningDataModule, of which `role` names the part. A prediction that is one tensor is
+    called `prediction` and is in the units of the stored target.
 
     With a folder, they are written there, as .npy files; a task that brings them into a shape of its own does so while
     it makes them.
@@ -286,8 +290,6 @@ def predict(
             named = found if isinstance(found, dict) else {"prediction": application.stored(found)}
             for name, values in named.items():
                 store.put(name, (values.float() if values.dtype == torch.bfloat16 else values).numpy())
-            if application.remark() is not None and not isinstance(found, dict):
-                _say(f"note: {application.remark()}")
     return store.finish()
 
 

@@ -86,6 +86,19 @@ def test_targets_may_be_one_number_a_sample(target: Tensor, name: str, tmp_path:
     assert run.metrics["val/mae"] == pytest.approx(float((found - target).abs().mean()), rel=1e-5)
 
 
+class Shown(isoscale.Supervised):
+    def show_results(self, source: Any, outputs: dict[str, Tensor]) -> dict[str, Any]:
+        self.seen = outputs["prediction"]
+        return {}
+
+
+def test_a_task_that_shows_its_predictions_sees_them_in_stored_units(tmp_path: Path):
+    made = Shown(nn.Linear(3, 2), input="x", target="y")
+    run = fit(tmp_path / "run", [NAMED["normalize"]], made)
+    isoscale.exhibits(run)
+    assert made.seen.equal(isoscale.predict(run)["prediction"])
+
+
 def test_neither_losses_nor_weights_depend_on_metrics(tmp_path: Path):
     sections = {"train": {"epochs": 3}, "optimizer": {"lr": 0.05}}
     bare = fit(
@@ -189,10 +202,31 @@ class TestTransformsOfOnesOwn:
         said = capsys.readouterr().err
         assert f"predictions are in the units that {name} leaves 'y' in" in said and "`inverse(values)`" in said
 
+    def test_are_named_if_nobody_can_see_what_they_change(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+        run = fit(tmp_path / "run", [f"{HERE}.OfInputs"])
+        isoscale.predict(run, data=X)
+        assert "if OfInputs changes 'y', predictions are in the units that it leaves" in capsys.readouterr().err
+
     def test_of_the_input_need_no_words(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         run = fit(tmp_path / "run", [f"{HERE}.OfInputs", NAMED["divide"]])
         isoscale.predict(run)
         assert "units" not in capsys.readouterr().err
+
+
+def likelihood(prediction: Tensor, target: Tensor) -> Tensor:
+    mean, deviation = prediction[:, :2], prediction[:, 2:].exp()
+    return ((mean - target) / deviation).square().mean() + deviation.log().mean()
+
+
+@pytest.mark.parametrize("name", ["scale", "normalize"])
+def test_outputs_of_another_shape_are_left_as_they_are(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    torch.manual_seed(0)
+    made = isoscale.Supervised(nn.Linear(3, 4), likelihood, [likelihood], input="x", target="y")
+    run = fit(tmp_path / "run", [NAMED[name]], made)
+    assert run.metrics["val/likelihood"] == pytest.approx(run.metrics["val/loss"])
+    with torch.no_grad():
+        torch.testing.assert_close(isoscale.predict(run)["prediction"], run.model()(X))
+    assert "predictions (4,) have another shape than 'y' (2,)" in capsys.readouterr().err
 
 
 def test_a_transform_that_cannot_be_undone_keeps_those_before_it():

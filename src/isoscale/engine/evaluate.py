@@ -127,7 +127,9 @@ def show_results(forward: Forward, role: Role, ranks: Ranks = ALONE) -> dict[str
     if show is None or getattr(show, "__func__", None) is Task.show_results:
         return {}
     outputs = predict(forward, role.feed, role.plan, ranks)
-    return dict(show(role.source, outputs if isinstance(outputs, dict) else {"prediction": outputs}))
+    if not isinstance(outputs, dict):
+        outputs = {"prediction": forward.stage.units.stored(outputs)}
+    return dict(show(role.source, outputs))
 
 
 def _to_host(output: Any) -> Any:

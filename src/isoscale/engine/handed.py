@@ -110,7 +110,7 @@ def fitting(task: Any, transforms: Sequence[Any], sample: Batch) -> list[Any]:
     input_key, target = _input_key(task), target_key(task)
     found: list[Any] = list(transforms)
     keys = {key_of(each) for each in transforms} - {None}
-    if input_key is not None and keys:
+    if input_key is not None and (keys or (transforms and isinstance(sample, Tensor))):
         named = Named(input_key, target)
         sample, found = named(sample), [named, *transforms]
         if input_key in keys and input_key not in sample:
@@ -122,22 +122,48 @@ def fitting(task: Any, transforms: Sequence[Any], sample: Batch) -> list[Any]:
     return found
 
 
-def remark(task: Any, transforms: Sequence[Any], sample: Batch) -> str | None:
-    """What the user should know of the units of predictions; None where they are those of the stored target."""
-    kept = TargetUnits(task, transforms).kept
-    if kept is None:
-        kept = _unsaid(target_key(task), fitting(task, transforms, sample), sample)
-    if kept is None:
+class Stored:
+    """Predictions in the units of the stored target, and what the user should know where they are not."""
+
+    def __init__(self, task: Any, transforms: Sequence[Any], sample: Batch) -> None:
+        """For data like a sample, which may have a target."""
+        self._units = TargetUnits(task, transforms)
+        self._target = target_key(task)
+        self._changes, self._like = _looked_at(self._target, fitting(task, transforms, sample), sample)
+        unsaid = [each for each in transforms if key_of(each) is None and not getattr(each, "keeps_units", False)]
+        self._unseen = unsaid if self._like is None else []
+
+    def __call__(self, prediction: Tensor) -> Tensor:
+        """A prediction that has the shape of the target, in its units; another one as it is."""
+        return self._units.stored(prediction) if self._is_alike(prediction) else prediction
+
+    def _is_alike(self, prediction: Tensor) -> bool:
+        return self._like is None or prediction.shape[1:].numel() == self._like.shape[1:].numel()
+
+    def remark(self, prediction: Tensor) -> str | None:
+        """What the user should know; None where there is nothing to say."""
+        target, remedy = (
+            repr(self._target),
+            f"to have it undone, give it `key = {self._target!r}` and `inverse(values)`",
+        )
+        if self._units.changes and self._like is not None and not self._is_alike(prediction):
+            found, expected = tuple(prediction.shape[1:]), tuple(self._like.shape[1:])
+            return (
+                f"predictions {found} have another shape than {target} {expected}, so that they are as the network "
+                "made them, in the units that it learns"
+            )
+        kept = self._units.kept or self._changes
+        if kept is not None:
+            name = type(kept).__name__
+            return f"predictions are in the units that {name} leaves {target} in, not in the stored ones; {remedy}"
+        if self._unseen:
+            names = " and ".join(type(each).__name__ for each in self._unseen)
+            return f"if {names} changes {target}, predictions are in the units that it leaves; {remedy}"
         return None
-    name = getattr(kept, "__name__", type(kept).__name__)
-    return (
-        f"predictions are in the units that {name} leaves {target_key(task)!r} in, not in those of the stored data: to "
-        f"have it undone, give it `key = {target_key(task)!r}` and `inverse(values)`"
-    )
 
 
-def _unsaid(target: str, transforms: Sequence[Any], sample: Batch) -> Any:
-    """The last transform that changes the target, though it does not say what it changes."""
+def _looked_at(target: str, transforms: Sequence[Any], sample: Batch) -> tuple[Any, Tensor | None]:
+    """The last transform that changes the target without saying so, and the target as it is after all of them."""
     found = None
     with keyed.use(None):
         for transform in transforms:
@@ -148,7 +174,7 @@ def _unsaid(target: str, transforms: Sequence[Any], sample: Batch) -> Any:
             is_changed = before is not None and (after is not before or after._version != version)
             if is_changed and key_of(transform) is None and not isinstance(transform, Named):
                 found = transform
-    return found
+    return found, _entry(sample, target)
 
 
 def _entry(batch: Batch, target: str) -> Tensor | None:

@@ -22,6 +22,8 @@ class TargetUnits:
         self.kept: Any = changing[lasting[-1]] if lasting else None
         """The last one that cannot be undone."""
         self._undone = changing[lasting[-1] + 1 :] if lasting else changing
+        self.changes = bool(changing)
+        """Whether the network learns in other units than the stored ones."""
 
     def stored(self, values: Tensor) -> Tensor:
         """Learned values in the units of the stored target."""

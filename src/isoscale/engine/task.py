@@ -147,7 +147,8 @@ class Task(nn.Module):
     def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Exhibit]:
         """What to look at after an evaluation, by name.
 
-        `outputs` is what `predict_step` returned for every sample of `source`, in its order, on the host.
+        `outputs` is what `predict_step` returned for every sample of `source`, in its order, on the host; one tensor is
+        called `prediction`, in the units of the stored target.
         """
         return {}
 
@@ -173,7 +174,8 @@ class Task(nn.Module):
 class Supervised(Task):
     """Any `nn.Module` from inputs to predictions, with a loss and metrics against targets.
 
-    Metrics are in the units of the stored target, whatever transforms do to it; the loss is what is optimised.
+    Metrics are in the units of the stored target, whatever transforms do to it; the loss is what is optimised. Outputs
+    of another shape than the target, such as scores of classes or a mean with its deviation, are left as they are.
     """
 
     def __init__(
@@ -216,7 +218,11 @@ class Supervised(Task):
         input, target = self.split(batch)
         prediction = self.model(input)
         if self._metrics or self._names:
-            self._measure(self.in_stored_units(prediction.detach()), self.in_stored_units(target), stage)
+            found = prediction.detach()
+            if found.numel() == target.numel():  # else it is something else than a prediction of the target
+                self._measure(self.in_stored_units(found), self.in_stored_units(target), stage)
+            else:
+                self._measure(found, target, stage)
         return self._judge(prediction, target, batch, stage)
 
     def _measure(self, prediction: Tensor, target: Tensor, stage: str) -> None:
