@@ -214,6 +214,11 @@ class LoadedData:
             self._loaders[name] = self._load(name)
         return self._loaders[name]
 
+    def offers(self, name: str) -> bool:
+        """Whether there is a loader of a role, as far as can be told without making it."""
+        known = self._loaders.get(name)
+        return known is not None or (name not in self._loaders and overrides(self.owner, _METHODS[name]))
+
     def _load(self, role: str) -> Loaded | None:
         """Call a loader method, unless it is the framework's own, which only raises."""
         method = _METHODS[role]

@@ -93,7 +93,10 @@ class RoleMaker:
 
     def others(self, name: str) -> list[str]:
         """The other roles that there is data for."""
-        return [role for role in ("train", "val", "test", "predict") if role != name and self._wanted(role) is not None]
+        roles = [role for role in ("train", "val", "test", "predict") if role != name]
+        if self._loaded is not None:
+            return [role for role in roles if self._loaded.offers(role)]
+        return [role for role in roles if getattr(self._sources, role, None) is not None]
 
     def train(self, num_micro: int = 1, decided: Residency = "auto") -> Role:
         """The training data, in the order of the recipe; `decided` is where it lived at the first start."""

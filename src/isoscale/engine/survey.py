@@ -109,7 +109,9 @@ class Survey:
                         raise Interrupted
                     for shard, parts in enumerate(role.feed.parts(batch_idx)):
                         for part in parts:
-                            output = stored(forward.task, forward.transforms, forward(part, batch_idx))
+                            output = forward(part, batch_idx)
+                            if isinstance(output, Tensor):
+                                output = forward.stage.units.stored(output)
                             yield Seen(shard, part.samples, part.batch, output)
         finally:
             forward.stage.leave()
@@ -134,7 +136,7 @@ class Survey:
 
     def scaled(self, values: Tensor) -> Tensor:
         """Values in the units of the stored target, in those that the network is trained in."""
-        return TargetUnits(self.forward.task, self.forward.transforms).learned(values)
+        return self.forward.stage.units.learned(values)
 
     def show(self, name: str, exhibit: Exhibit) -> None:
         """Let people see something, under the name of the stage."""
