@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from isoscale.data.batches import Batch
 from isoscale.data.feed import Feed, Part, Slot
-from isoscale.data.sources import ROLES, Sources, as_source
+from isoscale.data.sources import Sources
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.assembly import place
 from isoscale.engine.checkpoint import read
@@ -21,7 +20,7 @@ from isoscale.engine.config import LossWeight
 from isoscale.engine.evaluate import evaluate, show_results
 from isoscale.engine.evaluate import predict as predict_all
 from isoscale.engine.fitting import FittedStates, fitted
-from isoscale.engine.loaders import is_data_module
+from isoscale.engine.handed import Stored, check_rows, explained, fitting, for_other_data, in_role, sample_of
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.roles import Role, RoleMaker
@@ -29,7 +28,7 @@ from isoscale.engine.settings import Settings
 from isoscale.engine.show import sample
 from isoscale.engine.stage import Stage
 from isoscale.engine.step import Forward
-from isoscale.engine.survey import Store, Survey, concludes, stored, surveys
+from isoscale.engine.survey import Store, Survey, concludes, surveys
 from isoscale.engine.training_data import adapted
 from isoscale.errors import UserError
 from isoscale.observe.exhibits import Exhibit
@@ -132,19 +131,29 @@ class _Application:
         )
         self.task = run.live_task(checkpoint)
         place(self.task, self.accelerator, self.precision, False, lambda text: None)
-        self._data = adapted(self.task, run.data() if data is None else _in_role(data, role), say=_say)
+        self._is_handed = data is not None
+        if self._is_handed:
+            self.settings = for_other_data(self.settings)
+        given = in_role(data, role, self.task) if self._is_handed else run.data()
+        self._data = adapted(self.task, given, say=_say)
         self.transforms = _fitted(recipe.data.transforms, run.checkpoint(checkpoint))
+        self._sample: Batch = None
+        self._feeds: list[Feed] = []
         self._waiting = Waiting("batches")
 
-    def role(self, name: str) -> Role:
-        limit = self.settings.train.limit_test_batches if name == "test" else None
-        role = RoleMaker(self._data, self.settings, self.accelerator).evaluation(name, limit)
+    def role(self, name: str, by_row: bool = False) -> Role:
+        maker = RoleMaker(self._data, self.settings, self.accelerator)
+        limit = self.settings.train.limit_test_batches if name == "test" and not by_row else None
+        role = maker.evaluation(name, limit, by_row)
         if role is None:
             systems = "name systems of atoms (--systems PATH), " if _learns_from_atoms(self.loaded.recipe) else ""
+            others = [f"{other} (role={other!r}, --role {other})" for other in maker.others(name)]
             raise UserError(
-                f"the data has no {name} part; take another one (--role val), {systems}or give one: "
-                "isoscale.test(run, data=...)"
+                f"the data has no {name} part; take another one{': ' if others else ' (--role val), '}"
+                f"{', '.join(others)}{', ' if others else ''}{systems}or give one: isoscale.test(run, data=...)"
             )
+        self._feeds.append(role.feed)
+        self._sample = sample_of(role.source, self.accelerator.device)
         check = getattr(self.task, "check_data", None)
         if check is not None:
             check(name, role.source)
@@ -153,21 +162,40 @@ class _Application:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """While the task is applied: in its precision, and with a word to whoever waits for it."""
-        with self.precision.applied(), self._waiting:
+        try:
+            with self.precision.applied(), self._waiting, self._explained():
+                yield
+        finally:
+            for feed in self._feeds:
+                feed.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What goes wrong with data that was handed over is said in words."""
+        if not self._is_handed:
+            yield
+            return
+        with explained(self.task, lambda: self._sample):
             yield
 
     def survey(self, stage: str, role: Role) -> Survey:
         """A look at all samples of a role together."""
         return Survey(stage, _say, self.forward("predict"), role)
 
-    def stored(self, values: Any) -> Any:
-        """Predictions in the units of the stored targets."""
-        return stored(self.task, self.transforms, values)
+    def stored(self, prediction: torch.Tensor) -> torch.Tensor:
+        """Predictions in the units of the stored targets, with a word where they cannot be."""
+        found = Stored(self.task, self.transforms, self._sample)
+        remark = found.remark(prediction)
+        if remark is not None:
+            _say(f"note: {remark}")
+        return found(prediction)
 
     def forward(self, stage: str) -> Forward:
         recorder = Recorder(self.accelerator.device)
         weights = {name: _last(weight) for name, weight in self.settings.train.loss_weights.items()}
-        return Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, weights)
+        made = Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, weights)
+        made.transforms = fitting(self.task, self.transforms, self._sample)
+        return made
 
 
 def _last(weight: float | LossWeight) -> float:
@@ -233,7 +261,7 @@ def _learns_from_atoms(recipe: Recipe) -> bool:
 def test(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
 ) -> dict[str, float]:
-    """The metrics of a run's best weights (or of another checkpoint) on its test data."""
+    """The metrics of a run's best weights (or of another checkpoint) on its test data, or on `data` with targets."""
     return measure(run, checkpoint, data, role, device).metrics
 
 
@@ -243,20 +271,25 @@ def predict(
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """What a run's best weights predict for every sample of a part of its data, in the order of the source.
 
+    `data` is other data than the run's own: tensors or arrays with or without targets, a Dataset, a loader, the path of
+    a file, or `Sources` or a LightningDataModule, of which `role` names the part. A prediction that is one tensor is
+    called `prediction` and is in the units of the stored target.
+
     With a folder, they are written there, as .npy files; a task that brings them into a shape of its own does so while
     it makes them.
     """
     application = _Application(_cautioned(run, checkpoint), checkpoint, data, role, device)
     store = Store(folder)
     with application.applied():
-        part = application.role(role)
+        part = application.role(role, by_row=True)
         if concludes(application.task):
             application.task.conclude(application.survey("predict", part), store)  # type: ignore[operator]
         else:
             found = predict_all(application.forward("predict"), part.feed, part.plan)
+            check_rows(application.task, found, part.plan.num_samples)
             named = found if isinstance(found, dict) else {"prediction": application.stored(found)}
             for name, values in named.items():
-                store.put(name, values.numpy())
+                store.put(name, (values.float() if values.dtype == torch.bfloat16 else values).numpy())
     return store.finish()
 
 
@@ -283,15 +316,6 @@ def example(run: str | Path | Run, checkpoint: str | None, count: int) -> tuple[
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
-
-
-def _in_role(data: Any, name: str) -> Any:
-    """Data for one role: as it is where it has roles, a plain loader, dataset or tensors for the role asked."""
-    if isinstance(data, DataLoader):
-        return Sources(**{name: as_source(data.dataset, data.collate_fn)})
-    if is_data_module(data) or any(hasattr(data, role) for role in ROLES):
-        return data
-    return Sources(**{name: data})
 
 
 def _cautioned(run: str | Path | Run, checkpoint: str | None) -> Run:

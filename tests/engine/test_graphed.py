@@ -211,6 +211,34 @@ def test_a_fitted_scale_is_read_inside_a_captured_step(tmp_path: Path) -> None:
     assert len(hashes) == 1
 
 
+UNITS = {
+    "scale": {"class": "scale", "key": "target"},
+    "normalize": {"class": "normalize", "mean": [100, 90], "std": [10, 5], "key": "target"},
+    "divide": {"class": "divide", "by": 7, "key": "target"},
+}
+
+
+@pytest.mark.parametrize("residency", ["device", "host"])
+@pytest.mark.parametrize("names", [["scale"], ["normalize"], ["divide", "scale"]], ids="-".join)
+def test_metrics_are_in_stored_units_inside_a_captured_step(names: list[str], residency: str, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1000, 13, generator=generator)
+    whole = {"input": rows, "target": 100 + 10 * rows[:, :2]}
+    found = []
+    for name in ("eager", "graphed"):
+        torch.manual_seed(1)
+        made = isoscale.Supervised(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(13, 2)), "mse", ["mae"])
+        section = {"transforms": [UNITS[each] for each in names], "residency": residency}
+        recipe = merged(BASE, {"train": {"program": name}, "data": section})
+        run = isoscale.Trainer(recipe, run=tmp_path / name).fit(made, isoscale.Sources(train=whole))
+        assert program(run) == name
+        found.append((sha(run), run.history("train/mae"), run.history("train/loss")))
+    assert found[0] == found[1]
+    assert run.metrics["train/mae"] > 1, "in the units of the data, whose deviation is 10"
+    predicted = isoscale.predict(run, data=rows)["prediction"]
+    assert float((predicted - whole["target"]).abs().mean()) == pytest.approx(run.metrics["train/mae"], rel=0.3)
+
+
 def test_the_number_of_steps_a_launch_does_not_matter(tmp_path: Path) -> None:
     hashes = set()
     for count in (1, 7, 10, 50):

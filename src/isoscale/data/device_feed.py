@@ -9,7 +9,7 @@ from torch import Tensor
 from isoscale.data.batches import Batch, Plan, copy_batch, map_tensors, tensors_of
 from isoscale.data.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
 from isoscale.data.shards import Share
-from isoscale.data.sources import Source, TensorSource, nbytes
+from isoscale.data.sources import Source, TensorSource, hands_out_copies, nbytes
 
 LAUNCH_BYTES = 1 << 30
 LAUNCH_SHARE = 1 / 64
@@ -30,7 +30,8 @@ class DeviceFeed:
         self._resident = whole = _brought(source, device)
         plain = isinstance(whole, dict) and all(isinstance(value, Tensor) for value in whole.values())
         self._single = self._resident if plain else None
-        self._is_own = not (isinstance(source, TensorSource) and device.type == "cpu")
+        shared = isinstance(source, TensorSource) or not hands_out_copies(source)
+        self._is_own = not (shared and device.type == "cpu")
         """Whether nobody else holds these tensors."""
         self._plan = plan
         self._device = device

@@ -11,7 +11,7 @@ from isoscale.data.batches import Batch, Plan, copy_batch, map_tensors, tensors_
 from isoscale.data.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
 from isoscale.data.reader import Inline, Reader
 from isoscale.data.samples import InProcess, Request, is_dataset
-from isoscale.data.sources import Source, is_vectorised, nbytes
+from isoscale.data.sources import Source, is_vectorised, nbytes, own_copy
 
 WINDOW = 1 << 15
 WINDOW_ON_DEVICE = 1 << 20
@@ -52,7 +52,9 @@ class WholeParts:
 
     def read(self, requests: Iterator[Request]) -> Iterator[Part]:
         """The parts asked for, each fetched when it is needed."""
-        return (Part(self._source.fetch(request.samples), request.samples) for request in requests)
+        return (
+            Part(own_copy(self._source, self._source.fetch(request.samples)), request.samples) for request in requests
+        )
 
     def interrupt(self) -> None:
         """A part is soon fetched: there is nothing to interrupt."""
@@ -182,6 +184,7 @@ class RowFeed:
         self._device = device
         self._num_ahead = num_ahead
         self._readers: list[Reader] = []
+        self._next = 0
         self._chunk = Chunk(0, 0, None, torch.empty(0), None)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         on_cpu = self._stream is None
@@ -200,6 +203,9 @@ class RowFeed:
         share = self._plan.share(self._plan.size(step))
         if not share.count:
             return [[] for _ in share.parts]
+        if self._row_bytes and step < self._next:
+            self.close()  # a step may have changed its rows, which are a view of the chunk
+        self._next = step + 1
         ((batch, samples),) = self.rows(step, 1)
         return (as_part if self._row_bytes else cut_rows)(share, batch, samples)
 
@@ -248,7 +254,7 @@ class RowFeed:
             samples = self._places(self._plan.place(step), count * size)
             samples = owned(samples.view(count, size), share).clone(memory_format=torch.contiguous_format)
             samples = _spaced(samples, self._stride(share.count))
-            yield Chunk(step, stop, self._source.fetch(samples), samples, None)
+            yield Chunk(step, stop, own_copy(self._source, self._source.fetch(samples)), samples, None)
             step = stop
 
     def _places(self, place: int, count: int) -> Tensor:

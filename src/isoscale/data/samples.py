@@ -16,7 +16,7 @@ from torch import Tensor
 from isoscale.data.batches import Batch
 from isoscale.data.feed import Part
 from isoscale.data.hashing import derive_key, fold
-from isoscale.data.sources import DatasetSource, Source, Subset, whole
+from isoscale.data.sources import DatasetSource, Source, Subset, own_copy, whole
 
 
 class Request(NamedTuple):
@@ -106,6 +106,7 @@ class InProcess:
 
     def __init__(self, source: Source, seed: int = 0) -> None:
         """The dataset of `source`."""
+        self._source = source
         self._reader = SampleReader(source, seed)
 
     def begin(self) -> None:
@@ -116,7 +117,7 @@ class InProcess:
         for request in requests:
             with kept_generators(), _one_thread():
                 batch = self._reader.fetch(request)
-            yield Part(batch, request.samples)
+            yield Part(own_copy(self._source, batch), request.samples)
 
     def interrupt(self) -> None:
         """Nothing is under way."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch
+from isoscale.data.transforms import entry
 from isoscale.errors import UserError
 
 Kind = Literal["standard", "minmax"]
@@ -39,7 +40,7 @@ class Scale:
         """Measure in one pass, in float64; what does not vary is shifted and left at its size."""
         statistics = _Moments() if self.kind == "standard" else _Range()
         for batch in batches:
-            statistics.add(self._arranged(batch[self.key]))
+            statistics.add(self._arranged(entry(batch, self.key, self)))
         shift, scale = statistics.shift_and_scale()
         still = scale <= NOTHING * shift.abs()  # the mean of equal numbers need not be that number to the last bit
         self._remark(shift, scale, still)
@@ -59,7 +60,7 @@ class Scale:
         """(observations, statistics)."""
         if self.per == "channel" and values.dim() > 2:
             values = values.movedim(1, -1).reshape(-1, values.shape[1])
-        return values.reshape(-1, 1) if self.per == "whole" else values.flatten(1)
+        return values.reshape(-1, 1) if self.per == "whole" else values.reshape(len(values), -1)
 
     def state(self) -> dict[str, Tensor]:
         """What was measured."""
@@ -74,8 +75,9 @@ class Scale:
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with `key` scaled; the tensor that came in stays as it is."""
-        shift, scale = self._for(batch[self.key])
-        return {**batch, self.key: (batch[self.key] - shift).div_(scale)}
+        values = entry(batch, self.key, self)
+        shift, scale = self._for(values)
+        return {**batch, self.key: (values - shift).div_(scale)}
 
     def inverse(self, values: Tensor) -> Tensor:
         """Values in the units that they are stored in."""
@@ -93,11 +95,16 @@ class Scale:
         return self._made[kind]
 
     def _shaped(self, statistic: Tensor, values: Tensor) -> Tensor:
-        if self.per == "whole":
+        if self.per == "whole" or (values.dim() == 1 and statistic.numel() == 1):
             return statistic.view([1] * values.dim())
+        if self.per == "channel" and (values.dim() == 1 or values.shape[1] != statistic.numel()):
+            raise UserError(
+                f"the scale of {self.key!r} was measured on samples of {statistic.numel()} channels, but these are of "
+                f"shape {tuple(values.shape[1:])}"
+            )
         if self.per == "channel":
             return statistic.view([1, -1] + [1] * (values.dim() - 2))
-        if statistic.numel() != values[0].numel():
+        if statistic.numel() != values.shape[1:].numel():
             raise UserError(
                 f"the scale of {self.key!r} was measured on samples of {statistic.numel()} numbers, but these are of "
                 f"shape {tuple(values.shape[1:])}"

@@ -1,5 +1,6 @@
 """Random access to samples: `len(source)` and `source.fetch(indices)`, vectorised, in the stored dtype."""
 
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -118,12 +119,17 @@ def as_source(data: Any, collate: Callable[[list[Any]], Batch] | None = None) ->
         return TensorSource(tuple(data.tensors))
     if collate is None and isinstance(data, Tensor | np.ndarray | Mapping | tuple | list):
         return TensorSource(data)
+    if hasattr(data, "to_numpy"):
+        raise UserError(
+            f"cannot read samples from a {type(data).__name__}: say which columns are what, and give arrays, such as "
+            "{'input': table[NAMES].to_numpy(), 'target': table[[NAME]].to_numpy()}"
+        )
     without_places = isinstance(data, str | bytes | IterableDataset)
     if not without_places and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return DatasetSource(data, collate)
     raise UserError(
         f"cannot read samples from {type(data).__name__}: give a source (`__len__` and `fetch`), "
-        "a map-style torch Dataset, or a dict or tuple of tensors"
+        "a map-style torch Dataset (with `__len__` and `__getitem__`), or a dict or tuple of tensors"
     )
 
 
@@ -146,6 +152,19 @@ def is_rows(source: Source) -> bool:
 def is_on_disk(source: Source) -> bool:
     """Whether the samples are read from files each time that they are asked for."""
     return bool(getattr(whole(source), "on_disk", False))
+
+
+def hands_out_copies(source: Source) -> bool:
+    """Whether what is fetched is nobody else's, so that a step may change it: a source of one's own may give views."""
+    found = whole(source)
+    if isinstance(found, DatasetSource):
+        return found.collate is default_collate
+    return type(found).__module__.startswith("isoscale.")
+
+
+def own_copy(source: Source, batch: Batch) -> Batch:
+    """A batch of a source that may be changed in place."""
+    return batch if hands_out_copies(source) else map_tensors(batch, torch.clone)
 
 
 def whole(source: Source) -> Source:
@@ -176,15 +195,20 @@ def nbytes(source: Source) -> int:
 
 def _as_tensors(data: Any) -> Batch:
     if isinstance(data, Tensor):
-        return data
+        return data.detach()
     if isinstance(data, np.ndarray) and data.dtype.kind in "biufc":
-        return torch.from_numpy(np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("=")))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # and never will be written
+            return torch.from_numpy(np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("=")))
     if isinstance(data, Mapping):
         return {key: _as_tensors(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
         return tuple(_as_tensors(value) for value in data)
     found = f"an array of {data.dtype}" if isinstance(data, np.ndarray) else f"{type(data).__name__} {data!r:.40}"
-    raise UserError(f"samples must be tensors or arrays of numbers, one row a sample, not {found}")
+    raise UserError(
+        f"samples must be tensors or arrays of numbers, one row a sample, not {found}: make one of them, such as "
+        "torch.tensor(rows, dtype=torch.float32)"
+    )
 
 
 class Sources:
@@ -199,6 +223,11 @@ class Sources:
 
 
 ROLES = ("train", "val", "test")
+
+
+def has_roles(data: Any) -> bool:
+    """Whether data comes in parts by role, as `Sources` does; `train` alone may be a word of a Dataset's own."""
+    return all(hasattr(data, role) for role in ROLES)
 
 
 def split_source(source: Source, parts: Mapping[str, float | int], seed: int = 0) -> Sources:

@@ -25,7 +25,11 @@ class Divide:
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with `key` divided."""
-        return _with(batch, self.key, batch[self.key] / self.by)  # integers become the default dtype
+        return _with(batch, self.key, entry(batch, self.key, self) / self.by)  # integers become the default dtype
+
+    def inverse(self, values: Tensor) -> Tensor:
+        """Values in the units that they are stored in."""
+        return values * self.by
 
 
 class Normalize:
@@ -44,20 +48,29 @@ class Normalize:
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with `key` normalised."""
-        values = _floating(batch[self.key])
+        values = _floating(entry(batch, self.key, self))
+        mean, std = self._for(values)
+        return _with(batch, self.key, (values - mean) / std)
+
+    def inverse(self, values: Tensor) -> Tensor:
+        """Values in the units that they are stored in."""
+        mean, std = self._for(values)
+        return values * std + mean
+
+    def _for(self, values: Tensor) -> tuple[Any, Any]:
+        """Mean and deviation where the values are, in a shape that fits them."""
         kind = values.dtype, values.device, values.dim()
         if kind not in self._made:  # once, in the first step: inside a captured one they are just read
             self._made[kind] = self._per_channel(self.mean, values), self._per_channel(self.std, values)
-        mean, std = self._made[kind]
-        return _with(batch, self.key, (values - mean) / std)
+        return self._made[kind]
 
     def _per_channel(self, numbers: Any, values: Tensor) -> Any:
         if isinstance(numbers, int | float):
             return numbers
-        if values.shape[1] != len(numbers):  # one channel would be broadcast to three
+        if values.dim() < 2 or values.shape[1] != len(numbers):  # one channel would be broadcast to three
             raise UserError(
-                f"Normalize has {len(numbers)} numbers, one a channel, but {self.key!r} has {values.shape[1]} channels "
-                f"(batch {tuple(values.shape)})"
+                f"Normalize has {len(numbers)} numbers, one a channel, but {self.key!r} has "
+                f"{values.shape[1] if values.dim() > 1 else 'no'} channels (batch {tuple(values.shape)})"
             )
         shape = [1, -1] + [1] * (values.dim() - 2)
         # made of Python numbers, one fill a channel: a copy from the host could not be captured
@@ -67,6 +80,8 @@ class Normalize:
 
 class Noise:
     """Add normally distributed noise in training, so that the network does not learn what is finer than it."""
+
+    keeps_units = True
 
     def __init__(self, deviation: float, key: str = "input") -> None:
         """Noise of this deviation on every number of `batch[key]`; put it after `scale` or `normalize`."""
@@ -80,7 +95,7 @@ class Noise:
         random = current()
         if random is None:
             return batch
-        values = _floating(batch[self.key])
+        values = _floating(entry(batch, self.key, self))
         noise = random.normal(random.another("noise"), tuple(values.shape[1:]), values.dtype)
         return _with(batch, self.key, values + self.deviation * noise)
 
@@ -88,13 +103,29 @@ class Noise:
 class Flatten:
     """Make one row of every sample."""
 
+    keeps_units = True
+
     def __init__(self, key: str = "input") -> None:
         """Flatten `batch[key]` to (batch, features)."""
         self.key = key
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with `key` flattened."""
-        return _with(batch, self.key, batch[self.key].flatten(1))
+        return _with(batch, self.key, entry(batch, self.key, self).flatten(1))
+
+
+def entry(batch: Batch, key: str, transform: Any) -> Tensor:
+    """The entry of a batch that a transform changes."""
+    if isinstance(batch, dict) and key in batch:
+        return batch[key]
+    wanted = f"{type(transform).__name__} changes {key!r} of a batch"
+    if isinstance(batch, dict):
+        raise UserError(f"{wanted}, but a batch has {', '.join(map(repr, batch))}: set its `key` to one of them")
+    kind = "one tensor" if isinstance(batch, Tensor) else f"a {type(batch).__name__}"
+    raise UserError(
+        f"{wanted}, but a batch is {kind}, whose parts have no names: give the data as a dict, such as "
+        "{'input': x, 'target': y}"
+    )
 
 
 def _with(batch: Batch, key: str, value: Tensor) -> Batch:

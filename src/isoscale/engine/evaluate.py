@@ -18,6 +18,7 @@ from isoscale.engine.roles import Role
 from isoscale.engine.step import Forward, loss_terms
 from isoscale.engine.task import Task
 from isoscale.engine.together import add_up, agreed_values
+from isoscale.errors import UserError
 from isoscale.observe.exhibits import Exhibit
 from isoscale.parallel.ranks import ALONE, Ranks
 from isoscale.parallel.reduction import Reducer
@@ -132,12 +133,17 @@ def show_results(forward: Forward, role: Role, ranks: Ranks = ALONE) -> dict[str
     if show is None or getattr(show, "__func__", None) is Task.show_results:
         return {}
     outputs = predict(forward, role.feed, role.plan, ranks)
-    return dict(show(role.source, outputs if isinstance(outputs, dict) else {"prediction": outputs}))
+    if not isinstance(outputs, dict):
+        outputs = {"prediction": forward.stage.units.stored(outputs)}
+    return dict(show(role.source, outputs))
 
 
 def _to_host(output: Any) -> Any:
     if isinstance(output, dict):
-        return {name: value.cpu() for name, value in output.items()}
+        return {name: _to_host(value) for name, value in output.items()}
+    if not isinstance(output, torch.Tensor) or not output.dim():
+        found = "one number" if isinstance(output, torch.Tensor) else type(output).__name__
+        raise UserError(f"predict_step returned {found}; it must return a tensor or a dict of them, one row a sample")
     return output.cpu()
 
 

@@ -10,7 +10,7 @@ from isoscale.data import keyed
 from isoscale.data.batches import Batch
 from isoscale.data.columns import ColumnSource
 from isoscale.data.mixture import Mixture
-from isoscale.data.sources import Source, nbytes
+from isoscale.data.sources import Source, nbytes, own_copy
 from isoscale.engine.loaders import seeded
 
 BLOCK_BYTES = 64 << 20
@@ -56,7 +56,7 @@ def _batches(source: Source, transforms: Sequence[Any]) -> Iterator[Batch]:
     size = max(1, BLOCK_BYTES // max(1, nbytes(source) // len(source)))
     for start in range(0, len(source), size):
         with seeded(0), keyed.use(None):
-            batch = source.fetch(torch.arange(start, min(len(source), start + size)))
+            batch = own_copy(source, source.fetch(torch.arange(start, min(len(source), start + size))))
             for transform in transforms:
                 batch = transform(batch)
         yield batch

@@ -56,8 +56,9 @@ _OF_LIGHTNING_1 = {
 }
 """Hooks that Lightning 2 has removed, and what took their place."""
 _ATTACHED = (
-    "log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer",
-    "clip_gradients", "all_gather", "print", "on_train_start", "on_train_epoch_start", "_loaded_data",
+    "log", "log_dict", "in_stored_units", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer",
+    "untoggle_optimizer", "clip_gradients", "all_gather", "print", "on_train_start", "on_train_epoch_start",
+    "_loaded_data",
 )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
 from isoscale.data.hashing import derive_key
@@ -88,6 +90,16 @@ class SamplerOrder:
         if len(indices) != self.num_samples:
             raise UserError(f"the sampler says it has {self.num_samples} samples and gave {len(indices)}")
         return indices
+
+
+def known_order(sampler: Any) -> Any:
+    """A sampler for rows that are told apart by their order: chosen samples come in the order they were chosen in."""
+    if isinstance(sampler, RandomSampler | WeightedRandomSampler):
+        raise UserError(
+            f"the loader draws samples at random ({type(sampler).__name__}), so that nobody could tell predictions "
+            "apart; give a loader without a sampler, or with one that has an order of its own"
+        )
+    return list(sampler.indices) if isinstance(sampler, SubsetRandomSampler) else sampler
 
 
 @contextmanager
@@ -180,14 +192,14 @@ class LoadedData:
     A data module is prepared once, and set up for a stage when a role of that stage is first asked for.
     """
 
-    def __init__(self, data: Any, ranks: Ranks = ALONE) -> None:
-        """The loaders that `data` gives, or is."""
+    def __init__(self, data: Any, ranks: Ranks = ALONE, role: str = "train") -> None:
+        """The loaders that `data` gives, or the one of `role` that it is."""
         self.owner = data
         self._ranks = ranks
         self._loaders: dict[str, Loaded | None] = {}
         self._stages: list[str] = []
         if isinstance(data, DataLoader):
-            self._loaders = {"train": Loaded(data), "val": None, "test": None, "predict": None}
+            self._loaders = {**dict.fromkeys(_METHODS), role: Loaded(data)}
             return
         overridden = [name for name in _REFUSED_HOOKS if overrides(data, name) and not hasattr(data, "training_step")]
         if overridden:
@@ -201,6 +213,11 @@ class LoadedData:
         if name not in self._loaders:
             self._loaders[name] = self._load(name)
         return self._loaders[name]
+
+    def offers(self, name: str) -> bool:
+        """Whether there is a loader of a role, as far as can be told without making it."""
+        known = self._loaders.get(name)
+        return known is not None or (name not in self._loaders and overrides(self.owner, _METHODS[name]))
 
     def _load(self, role: str) -> Loaded | None:
         """Call a loader method, unless it is the framework's own, which only raises."""

@@ -23,11 +23,11 @@ from isoscale.data.mixture import (
 )
 from isoscale.data.order import Order
 from isoscale.data.residency import Place, Residency, choose, make_feed
-from isoscale.data.sources import Source, Sources, Subset, as_source
+from isoscale.data.sources import Source, Sources, Subset, as_source, has_roles
 from isoscale.data.window_order import WindowOrder
 from isoscale.engine.accelerator import Accelerator, host_memory
 from isoscale.engine.config import Limit
-from isoscale.engine.loaders import LoadedData, SamplerOrder, is_data_module, seeded
+from isoscale.engine.loaders import LoadedData, SamplerOrder, is_data_module, known_order, seeded
 from isoscale.engine.settings import Settings
 from isoscale.errors import UserError
 from isoscale.parallel.ranks import ALONE, Ranks
@@ -74,9 +74,10 @@ class RoleMaker:
         self._loader_ranks = loader_ranks
         self._plan_of = partial(BatchPlan, num_shards=num_shards, rank=ranks.rank, world=ranks.world)
         self._accelerator = accelerator
-        self._loaded = LoadedData(data, ranks) if is_data_module(data) else None
-        roles = all(hasattr(data, role) for role in ("train", "val", "test"))
-        self._sources = None if self._loaded else data if roles else Sources(train=data)
+        self._loaded = data if isinstance(data, LoadedData) else None
+        if is_data_module(data):
+            self._loaded = LoadedData(data, ranks)
+        self._sources = None if self._loaded else data if has_roles(data) else Sources(train=data)
 
     @property
     def unused(self) -> list[str]:
@@ -89,6 +90,13 @@ class RoleMaker:
     def has_test(self) -> bool:
         """Whether there is test data, as far as can be told: loaders are not made to find out."""
         return self._loaded is not None or getattr(self._sources, "test", None) is not None
+
+    def others(self, name: str) -> list[str]:
+        """The other roles that there is data for."""
+        roles = [role for role in ("train", "val", "test", "predict") if role != name]
+        if self._loaded is not None:
+            return [role for role in roles if self._loaded.offers(role)]
+        return [role for role in roles if getattr(self._sources, role, None) is not None]
 
     def train(self, num_micro: int = 1, decided: Residency = "auto") -> Role:
         """The training data, in the order of the recipe; `decided` is where it lived at the first start."""
@@ -103,8 +111,11 @@ class RoleMaker:
         plan = self._plan(source, wanted, order, self._settings.train.limit_train_batches, num_micro)
         return self._role(source, plan, order, decided)
 
-    def evaluation(self, name: str, limit: Limit = None) -> Role | None:
-        """Validation, test or prediction data, in the order of the source; None if there is none."""
+    def evaluation(self, name: str, limit: Limit = None, by_row: bool = False) -> Role | None:
+        """Validation, test or prediction data, in the order of the source; None if there is none.
+
+        With `by_row` people tell rows apart by their order, so that it must not be drawn at random.
+        """
         wanted = self._wanted(name)
         if wanted is not None and isinstance(wanted.source, Mixture):
             return self._mixture(wanted.source, None, limit)
@@ -114,9 +125,14 @@ class RoleMaker:
             wanted.source = self._overfit(self._subset(wanted.source), wanted.batch_size)
         if wanted is None:
             return None
+        if not len(wanted.source):
+            raise UserError(f"the {name} data has no samples: it needs at least one row")
         order: Indices = Order(len(wanted.source), 0, shuffle=False)
         if wanted.sampler is not None and self._settings.train.overfit_batches is None:
-            order = SamplerOrder(wanted.sampler, self._settings.seed)  # it may stand for a part of the dataset
+            sampler = known_order(wanted.sampler) if by_row else wanted.sampler
+            order = SamplerOrder(sampler, self._settings.seed)  # it may stand for a part of the dataset
+        if not order.num_samples:
+            raise UserError(f"the sampler of the {name} data gives no samples: it needs at least one")
         size = self._settings.data.eval_batch_size or max(wanted.batch_size, getattr(wanted.source, "rows_at_once", 0))
         size = min(size, order.num_samples)
         return self._role(wanted.source, limited(self._plan_of(order.num_samples, size), limit), order)

@@ -12,7 +12,7 @@ from isoscale.data import keyed
 from isoscale.data.batches import Batch, map_tensors
 from isoscale.data.keyed import StepRandom
 from isoscale.data.mixture import Mixture
-from isoscale.data.sources import Source
+from isoscale.data.sources import Source, own_copy
 from isoscale.engine.assembly import Assembly
 from isoscale.engine.evaluate import show_results
 from isoscale.engine.layers import Model, look_at
@@ -138,7 +138,7 @@ def sample(
     with seeded(0), keyed.use(random):
         if random is not None:
             random.step, random.samples = 0, indices.to(device)
-        batch = map_tensors(source.fetch(indices), lambda tensor: tensor.to(device))
+        batch = map_tensors(own_copy(source, source.fetch(indices)), lambda tensor: tensor.to(device))
         for transform in transforms:
             batch = transform(batch)
     return cast(batch, dtype)

@@ -12,6 +12,7 @@ from isoscale.engine.losses import as_pair
 from isoscale.engine.overrides import overrides
 from isoscale.engine.pairs import Tally
 from isoscale.engine.recorder import Recorder
+from isoscale.engine.target_units import TargetUnits
 from isoscale.errors import UserError
 from isoscale.parallel.ranks import Ranks
 
@@ -57,6 +58,7 @@ class Stage:
         self.metrics: dict[str, Any] = {}
         """torchmetrics objects by logged name."""
         self.tallies: dict[str, Tally] = {}
+        self.units = TargetUnits(task, ())
         self._pending: list[tuple[str, Any, Any, bool]] = []
         self._modes: list[tuple[nn.Module, bool]] = []
         self.of_epoch: set[str] = set()
@@ -84,10 +86,11 @@ class Stage:
         # set on the instance: this is how a LightningModule's own log, which wants a Trainer, gets out of the way
         object.__setattr__(self.task, "log", self.log)
         object.__setattr__(self.task, "log_dict", self.log_dict)
+        object.__setattr__(self.task, "in_stored_units", self.units.stored_in_full)
 
     def leave(self) -> None:
         """Give the task its own `log` back, and every module the mode that it had."""
-        for name in ("log", "log_dict"):
+        for name in ("log", "log_dict", "in_stored_units"):
             self.task.__dict__.pop(name, None)
         modes, self._modes = self._modes, []
         for module, mode in modes:

@@ -23,6 +23,7 @@ from isoscale.engine.recorder import Recorder
 from isoscale.engine.soundness import Soundness
 from isoscale.engine.spread import Spread
 from isoscale.engine.stage import Stage
+from isoscale.engine.target_units import TargetUnits
 from isoscale.errors import UserError
 from isoscale.parallel.ranks import Ranks
 from isoscale.parallel.reduction import Reducer
@@ -50,6 +51,7 @@ class Forward:
     def __post_init__(self) -> None:
         """The task's own step method, eagerly."""
         self.compute = self.stage.method
+        self.stage.units = TargetUnits(self.task, self.transforms)
         self._as_stored: frozenset[str] = getattr(self.task, "as_stored", frozenset())
 
     def __call__(self, part: Part, batch_idx: int) -> Any:

@@ -25,6 +25,7 @@ from isoscale.engine.evaluate import Interrupted
 from isoscale.engine.planner import Planner
 from isoscale.engine.roles import Role
 from isoscale.engine.step import Forward
+from isoscale.engine.target_units import TargetUnits
 from isoscale.engine.task import Task
 from isoscale.observe.events import Exhibited
 from isoscale.observe.exhibits import Exhibit
@@ -108,7 +109,9 @@ class Survey:
                         raise Interrupted
                     for shard, parts in enumerate(role.feed.parts(batch_idx)):
                         for part in parts:
-                            output = stored(forward.task, forward.transforms, forward(part, batch_idx))
+                            output = forward(part, batch_idx)
+                            if isinstance(output, Tensor):
+                                output = forward.stage.units.stored(output)
                             yield Seen(shard, part.samples, part.batch, output)
         finally:
             forward.stage.leave()
@@ -133,9 +136,7 @@ class Survey:
 
     def scaled(self, values: Tensor) -> Tensor:
         """Values in the units of the stored target, in those that the network is trained in."""
-        for transform in _of_target(self.forward.task, self.forward.transforms):
-            values = transform({transform.key: values})[transform.key]
-        return values
+        return self.forward.stage.units.learned(values)
 
     def show(self, name: str, exhibit: Exhibit) -> None:
         """Let people see something, under the name of the stage."""
@@ -264,17 +265,7 @@ def _reserve(path: Path) -> None:
 
 def stored(task: Any, transforms: Sequence[Any], values: Any) -> Any:
     """A prediction in the units of the stored targets, where these are scaled for training."""
-    if isinstance(values, Tensor):
-        for transform in reversed(_of_target(task, transforms)):
-            values = transform.inverse(values)
-    return values
-
-
-def _of_target(task: Any, transforms: Sequence[Any]) -> list[Any]:
-    """The transforms of a task's target that can be undone."""
-    target = getattr(task, "target_key", None)
-    of_target = [transform for transform in transforms if target and getattr(transform, "key", None) == target]
-    return [transform for transform in of_target if hasattr(transform, "inverse")]
+    return TargetUnits(task, transforms).stored(values) if isinstance(values, Tensor) else values
 
 
 def surveys(task: Any) -> bool:

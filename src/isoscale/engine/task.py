@@ -19,6 +19,7 @@ from isoscale.engine.losses import (
 )
 from isoscale.engine.metrics import is_metric, update
 from isoscale.engine.pairs import Pair, Tally
+from isoscale.errors import UserError
 from isoscale.observe.exhibits import Exhibit
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ class Task(nn.Module):
     as_stored: ClassVar[frozenset[str]] = frozenset()
     """Entries of a batch that are not cast to the precision of the weights: the task needs all of their digits."""
 
+    target_key: str = "target"
+    """The entry of a batch that a tensor from `predict_step` predicts, and in whose stored units it is written."""
+
     @property
     def curve_columns(self) -> Mapping[str, str]:
         """The metrics of `observe.curve` whose columns have names of their own; `rmse` is the root of the loss."""
@@ -92,7 +96,12 @@ class Task(nn.Module):
         return self.validation_step(batch, batch_idx)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
-        """What `isoscale predict` writes: a tensor or a dict of tensors, one row a sample."""
+        """What `isoscale predict` writes: a tensor or a dict of tensors, one row a sample.
+
+        A tensor is written in the units of the stored target, the tensors of a dict as they are.
+        """
+        if type(self).forward is nn.Module.forward:
+            raise UserError(f"{type(self).__name__} does not say what it predicts: give it a predict_step or a forward")
         return self(batch)
 
     def check_data(self, role: str, source: Source) -> None:
@@ -146,9 +155,18 @@ class Task(nn.Module):
     def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Exhibit]:
         """What to look at after an evaluation, by name.
 
-        `outputs` is what `predict_step` returned for every sample of `source`, in its order, on the host.
+        `outputs` is what `predict_step` returned for every sample of `source`, in its order, on the host; one tensor is
+        called `prediction`, in the units of the stored target.
         """
         return {}
+
+    def in_stored_units(self, values: Tensor) -> Tensor:
+        """Predictions or targets of a step in the units of the stored target, for metrics; the loss needs none of it.
+
+        Undoes transforms of `target_key` that have an `inverse`. The engine replaces this method while it runs steps;
+        outside of it nothing was transformed.
+        """
+        return values
 
     def configure_optimizers(self) -> Any:
         """An optimizer of the task's own; None takes the recipe's."""
@@ -162,7 +180,11 @@ class Task(nn.Module):
 
 
 class Supervised(Task):
-    """Any `nn.Module` from inputs to predictions, with a loss and metrics against targets."""
+    """Any `nn.Module` from inputs to predictions, with a loss and metrics against targets.
+
+    Metrics are in the units of the stored target, whatever transforms do to it; the loss is what is optimised. Outputs
+    of another shape than the target, such as scores of classes or a mean with its deviation, are left as they are.
+    """
 
     def __init__(
         self,
@@ -184,6 +206,7 @@ class Supervised(Task):
         self._objects = nn.ModuleDict({f"of_{stage}": _copies(objects) for stage in ("train", "val", "test")})
         self._names = list(objects)
         self._keys = input, target
+        self.input_key = input
         self.target_key = target
 
     def forward(self, input: Tensor) -> Tensor:
@@ -207,11 +230,20 @@ class Supervised(Task):
         prediction = self.model(input)
         if self._takes_classes:
             check_scores(prediction, stage, self._label_ranges.get(stage))
-        for name, metric in self._metrics.items():
-            self.log(name, metric(prediction.detach(), target))
-        if self._names:
-            self._count(prediction.detach(), target, stage)
+        if self._metrics or self._names:
+            found = prediction.detach()
+            if found.numel() == target.numel():  # else it is something else than a prediction of the target
+                self._measure(self.in_stored_units(found), self.in_stored_units(target), stage)
+            else:
+                self._measure(found, target, stage)
         return self._judge(prediction, target, batch, stage)
+
+    def _measure(self, prediction: Tensor, target: Tensor, stage: str) -> None:
+        """Log the metrics."""
+        for name, metric in self._metrics.items():
+            self.log(name, metric(prediction, target))
+        if self._names:
+            self._count(prediction, target, stage)
 
     def _judge(self, prediction: Tensor, target: Tensor, batch: Batch, stage: str) -> Any:
         """The loss of a prediction."""
@@ -229,7 +261,9 @@ class Supervised(Task):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
         """The model's prediction."""
-        return self.model(self.split(batch)[0])
+        if type(self).split is not Supervised.split:
+            return self.model(self.split(batch)[0])
+        return self.model(self.input_of(batch))
 
     def check_data(self, role: str, source: Source) -> None:
         """Refuse labels that are not the number of a class, where the loss wants such and they are in memory."""
@@ -252,9 +286,34 @@ class Supervised(Task):
 
     def split(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Input and target of a batch: by key of a dict, by place of a tuple."""
-        if isinstance(batch, dict):
-            return batch[self._keys[0]], batch[self._keys[1]]
-        return batch[0], batch[1]
+        input_key, target_key = self._keys
+        if isinstance(batch, dict) and input_key in batch and target_key in batch:
+            return batch[input_key], batch[target_key]
+        if isinstance(batch, list | tuple) and len(batch) > 1:
+            return batch[0], batch[1]
+        self.input_of(batch)
+        raise UserError(
+            f"there are no targets: a batch is {_described(batch)}. A loss and metrics need both: give a tuple (x, y), "
+            f"or a dict {{{input_key!r}: x, {target_key!r}: y}}; predictions need no targets"
+        )
+
+    def input_of(self, batch: Batch) -> Tensor:
+        """The input of a batch that needs no target: by key of a dict, by place of a tuple, or all there is."""
+        if isinstance(batch, Tensor):
+            return batch
+        key = self._keys[0]
+        if isinstance(batch, dict) and key not in batch:
+            raise UserError(
+                f"the task reads {key!r}, but a batch is {_described(batch)}: rename it to {key!r}, or tell the task "
+                f"its name, isoscale.Supervised(..., input=NAME)"
+            )
+        return batch[key] if isinstance(batch, dict) else batch[0]
+
+
+def _described(batch: Batch) -> str:
+    if isinstance(batch, dict):
+        return f"a dict of {', '.join(map(repr, batch))}"
+    return f"a {type(batch).__name__} of {len(batch)}" if isinstance(batch, list | tuple) else "one tensor"
 
 
 def _num_scores(model: nn.Module) -> int | None:

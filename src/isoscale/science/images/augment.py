@@ -18,6 +18,8 @@ from isoscale.errors import UserError
 class Augmentation:
     """A transform of the images of a training batch."""
 
+    keeps_units = True
+
     def __init__(self, key: str = "input") -> None:
         """Augment `batch[key]`."""
         self.key = key

@@ -64,8 +64,7 @@ class Classifier(Supervised):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
         """The class of each image, and the probability of every class."""
-        images = self.split(batch)[0] if isinstance(batch, dict | list | tuple) else batch
-        probability = torch.softmax(self.scores(images).float(), 1)
+        probability = torch.softmax(self.scores(self.input_of(batch)).float(), 1)
         return {"class": probability.argmax(1), "probability": probability}
 
     def scores(self, images: Tensor) -> Tensor:
