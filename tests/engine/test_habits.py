@@ -44,6 +44,7 @@ def test_a_habit_gives_the_weights_of_lightning(habit: Any, tmp_path: Path) -> N
     assert_same_weights(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("habit", habits.HABITS, ids=lambda habit: habit.__name__)
 def test_a_habit_does_not_notice_a_stop(habit: Any, tmp_path: Path) -> None:
     straight, again = habits.made(habit)[0], None

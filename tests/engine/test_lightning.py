@@ -711,6 +711,59 @@ def test_the_hooks_of_an_ordinary_task_are_called_too(tmp_path: Path) -> None:
     assert task.calls == ["update", 0, "update", 1]
 
 
+class LoggingLate(Classifier):
+    """Logs at the end of a batch, and looks at the metrics of the epoch when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log("late", float(self.global_step))
+
+    def on_train_epoch_end(self) -> None:
+        names = ("train_loss", "train_loss_epoch", "train_acc")
+        self.shown.append({name: float(self.trainer.callback_metrics[name]) for name in names})
+
+
+def test_what_the_end_of_a_batch_logs_belongs_to_that_batch(tmp_path: Path) -> None:
+    run = fit(LoggingLate(), Points(), tmp_path / "run", 2)
+    assert run.history("train/late") == [(step, float(step)) for step in range(1, 17)]
+    assert run.metrics["train/late_epoch"] == pytest.approx(
+        sum(range(9, 17)) / 8, rel=0.02
+    )  # the last batch is smaller
+
+
+def test_the_metrics_of_an_epoch_are_there_when_it_ends(tmp_path: Path) -> None:
+    ours, theirs, *_ = both(LoggingLate, tmp_path, epochs=3)
+    assert [sorted(shown) for shown in ours.shown] == [sorted(shown) for shown in theirs.shown]
+    for mine, other in zip(ours.shown, theirs.shown, strict=True):
+        assert mine == pytest.approx(other, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("training_epoch_end", "on_train_epoch_end"), ("validation_epoch_end", "on_validation_epoch_end"),
+        ("on_epoch_start", "on_train_epoch_start"), ("training_step_end", "training_step itself"),
+        ("on_pretrain_routine_start", "on_fit_start"), ("on_batch_end", "on_train_batch_end"),
+    ],
+)  # fmt: skip
+def test_hooks_of_lightning_1_are_refused_with_what_took_their_place(name: str, instead: str, tmp_path: Path) -> None:
+    module = type("Module", (Classifier,), {name: lambda self, *arguments: None})()
+    with pytest.raises(UserError, match=rf"Lightning 1, .*{name} \(use {instead}\)"):
+        fit(module, Points(), tmp_path / "run")
+
+
+def test_a_training_step_of_lightning_1_is_refused(tmp_path: Path) -> None:
+    class TwoOptimizers(Classifier):
+        def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> Any:  # type: ignore[override]
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(UserError, match=r"takes batch, batch_idx, optimizer_idx, as in Lightning 1"):
+        fit(TwoOptimizers(), Points(), tmp_path / "run")
+
+
 def test_a_module_is_left_as_it_was(tmp_path: Path) -> None:
     module = Classifier()
     attributes = set(vars(module))

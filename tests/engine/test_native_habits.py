@@ -388,3 +388,44 @@ def test_sparse_gradients_cannot_be_clipped_and_that_is_said(tmp_path: Path) -> 
 
     with pytest.raises(UserError, match=r"train.clip needs dense gradients"):
         fit(tmp_path, Sparse(), train__clip=1.0)
+
+
+class Alone(nn.Module):
+    """All that a task needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return functional.cross_entropy(self.net(batch["input"]), batch["target"])
+
+
+class Calling(Alone):
+    def forward(self, batch: Any) -> Tensor:
+        return self.net(batch["input"])
+
+
+class Validating(Calling):
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("cls", [Alone, Calling])
+def test_a_task_needs_a_training_step_and_nothing_else(cls: Any, tmp_path: Path) -> None:
+    run = fit(tmp_path, cls(), observe__tensorboard=2)
+    assert run.status == "done" and "val/loss" not in run.metrics
+    assert "has no validation_step: the validation data is not used" in (tmp_path / "log.txt").read_text()
+    with pytest.raises(UserError, match=r"has no validation_step\(self, batch, batch_idx\): write one"):
+        isoscale.test(run, role="val")
+    if cls is Calling:
+        assert isoscale.predict(run, role="val")["prediction"].shape == (24, 3)
+        return
+    with pytest.raises(UserError, match=r"neither predict_step\(self, batch, batch_idx\) nor forward"):
+        isoscale.predict(run, role="val")
+
+
+def test_a_test_is_a_validation_where_there_is_no_test_step(tmp_path: Path) -> None:
+    run = fit(tmp_path, Validating())
+    found = isoscale.test(run, data=isoscale.Sources(test=data().val), checkpoint="last")
+    assert found["test/loss"] == pytest.approx(run.metrics["val/loss"])
