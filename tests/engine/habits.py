@@ -314,7 +314,7 @@ class HiddenTeacher(Net):
         with torch.no_grad():
             for mine, theirs in zip(self.teacher[0].parameters(), self.head.parameters(), strict=True):
                 mine.mul_(0.9).add_(theirs, alpha=0.1)
-            teacher = self.teacher[0].to(features.dtype)(features)
+            teacher = self.teacher[0](features.float()).to(scores.dtype)
         return functional.cross_entropy(scores, batch[1]) + functional.mse_loss(scores, teacher)
 
 

@@ -593,6 +593,19 @@ def test_a_stored_checkpoint_of_every_format_still_gives_its_values(folder: Path
     assert weights_sha256(weights) == read_manifest(found[0])["weights_sha256"]
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_numbers_come_back_wherever_they_lie_in_the_file(dtype: torch.dtype, tmp_path: Path) -> None:
+    for length in range(1, 9):
+        numbers = torch.randn(length, dtype=dtype)
+        tensors = {
+            "model": {"bytes": torch.zeros(length, dtype=torch.uint8), "numbers": numbers, "real": torch.ones(length)}
+        }
+        path = Checkpoints(tmp_path / f"{length}").save(1, (tensors, {"model": {}}))
+        found = read(path)[0]["model"]["numbers"]
+        assert found.dtype == dtype and torch.equal(torch.empty_like(numbers).copy_(found), numbers)
+        assert weights_sha256(read_weights(path)) == read_manifest(path)["weights_sha256"]
+
+
 def test_there_is_a_stored_checkpoint_of_every_format() -> None:
     assert names(STORED) == [f"format_{number}" for number in range(1, checkpoint.FORMAT + 1)]
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
@@ -98,3 +99,28 @@ def test_a_habit_is_the_same_on_two_ranks_and_does_not_notice_a_stop_there(habit
     trained_on(2, habit, tmp_path / "stopped", 4, step=11)
     again = trained_on(2, habit, tmp_path / "stopped", 4)
     assert all(torch.equal(again[name], tensor) for name, tensor in together.items())
+
+
+ON_A_GPU = [
+    habits.Unfreezing, habits.UnfreezingInTheStep, habits.AddingToTheOptimizer, habits.EvalInEpochStart,
+    habits.FlagsInEpochStart, habits.Curriculum, habits.HiddenState, habits.ManualAccumulation, habits.Complex,
+    habits.TorchAverage,
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("habit", ON_A_GPU, ids=lambda habit: habit.__name__)
+def test_a_habit_is_the_same_on_a_gpu(habit: Any, tmp_path: Path) -> None:
+    options = {"train.device": "cuda", "train.precision": "32"}
+    straight, theirs, again = (habits.made(habit)[0] for _ in range(3))
+    fit(straight, habits.Points(), tmp_path / "straight", EPOCHS, **options)
+    trainer = pl.Trainer(
+        accelerator="gpu", devices=1, max_epochs=EPOCHS, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(theirs, habits.Points())
+    assert_same_weights(straight.cpu(), theirs.cpu(), 1e-4, 1e-5)
+    with pytest.raises(Stopped):
+        fit(stopping(habits.made(habit)[0], 11), habits.Points(), tmp_path / "stopped", EPOCHS, **options)
+    fit(again, habits.Points(), tmp_path / "stopped", EPOCHS, **options)
+    assert_same_weights(straight, again.cpu())

@@ -116,6 +116,23 @@ class Hooked(Plain):
         self.head.weight.register_hook(lambda gradient: gradient.clamp(-0.02, 0.02))
 
 
+class Clip(torch.autograd.Function):
+    """Gradients inside the network that are not to become large."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient.clamp(-0.02, 0.02)
+
+
+class Clipping(Plain):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(Clip.apply(self.backbone(inputs)))
+
+
 class Spectral(Plain):
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +262,7 @@ def test_a_layer_that_is_unfrozen_is_trained_and_clipped_as_by_hand(tmp_path: Pa
         torch.testing.assert_close(found[name], tensor, msg=lambda text, n=name: f"{n}: {text}")
 
 
-@pytest.mark.parametrize("cls", [Thawing, Hooked, Fourier, Annealed], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [Thawing, Hooked, Clipping, Fourier, Annealed], ids=lambda cls: cls.__name__)
 def test_parts_of_a_batch_add_up_to_the_whole(cls: Any, tmp_path: Path) -> None:
     class WithoutNorm(cls):  # its statistics would be those of parts
         def __init__(self) -> None:
@@ -260,12 +277,13 @@ def test_parts_of_a_batch_add_up_to_the_whole(cls: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("cls", [Thawing, Resting, Annealed, NewBuffer, Hooked, Fourier], ids=lambda cls: cls.__name__)
-def test_a_tree_has_the_same_bits_on_one_and_two_ranks_and_over_a_restart(cls: Any, tmp_path: Path) -> None:
-    options = {
-        key: value for key, value in recipe(parallel__reduce="tree", parallel__shards=2, train__clip=0.3).items()
-    }
-    options = {key.replace(".", "__"): value for key, value in options.items()}
+def test_a_tree_has_the_same_bits_on_one_and_two_ranks_and_over_a_restart(
+    cls: Any, device: str, tmp_path: Path
+) -> None:
+    changes = {"parallel__reduce": "tree", "parallel__shards": 2, "train__clip": 0.3, "train__device": device}
+    options = {key.replace(".", "__"): value for key, value in recipe(**changes).items()}
     one, two = (fit_on(world, tmp_path / f"{world}", partial(_made, cls), **options) for world in (1, 2))
     assert sha(one) == sha(two)
     fit_on(2, tmp_path / "again", partial(_made, cls), **{**options, "train__epochs": None, "train__steps": 15})

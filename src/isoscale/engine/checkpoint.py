@@ -271,7 +271,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     tensors = load_file(path)
     with safe_open(path, "pt") as file:
         pairs = json.loads((file.metadata() or {}).get(_PAIRS, "[]"))
-    return {name: torch.view_as_complex(each) if name in pairs else each for name, each in tensors.items()}
+    # cloned, because a file is mapped at places where a complex number must not begin: reading it there is a fault
+    return {name: torch.view_as_complex(each.clone()) if name in pairs else each for name, each in tensors.items()}
 
 
 def _write_manifest(folder: Path, step: int, state: Staged, best: bool) -> None:

@@ -7,7 +7,9 @@ constructor and the hooks of a start leave it.
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -37,7 +39,7 @@ _AS_IT_CAME = "_as_it_came"
 """Where a task keeps the snapshot of its first training in a process: it may be trained on, or again."""
 _LIBRARIES = {"torch", "torchmetrics", "lightning", "pytorch_lightning", "numpy", "isoscale", *sys.stdlib_module_names}
 """Packages whose objects are not looked into: their insides are not the user's."""
-_PLAIN_BASES = {"builtins", "abc", "typing", "dataclasses", "enum"}
+_PLAIN_BASES = {"builtins", "abc", "typing"}
 _DEEPEST = 6
 _SMALL = 1 << 20
 EXTRA = "get_extra_state"
@@ -78,7 +80,8 @@ class ModuleSnapshot:
 
     def __init__(self, module: nn.Module, known: Iterable[Any] = ()) -> None:
         """Look at `module`; objects in `known` (optimizers, schedulers) are saved elsewhere, as are its own parts."""
-        self._known = {id(each) for each in (*known, *module.modules(), *module.parameters(), *module.buffers())}
+        self._known = {id(each): f"known {number}" for number, each in enumerate(known)}
+        self._known.update({id(each): name for name, each in _registered(module).items()})
         self.modes = {name: child.training for name, child in module.named_modules()}
         self.trainable = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
         self.tensors: dict[str, Tensor] = {}
@@ -103,20 +106,22 @@ class ModuleSnapshot:
     def _special(self, value: Any, name: str) -> Any:
         """The structure of an object: its state where it can save itself, or its fields where they are the user's."""
         if id(value) in self._known:
-            return {"registered": id(value)}
+            return {"registered": self._known[id(value)]}
         if isinstance(value, Tensor | np.ndarray | np.generic | dict | list | tuple | set | frozenset):
             return None
         get = next((get for kind, (get, _) in _GENERATORS.items() if isinstance(value, kind)), None)
         if get is not None:
             self.objects[name] = value
             return {"state": take_apart(get(value), name, self.tensors), "of": name}
+        if isinstance(value, Enum):
+            return {"enum": value.name}
         if isinstance(value, type) or not hasattr(value, "__dict__"):
-            return None if type(value).__name__ == "deque" else self._opaque(value, name)
+            return None if isinstance(value, deque) else self._opaque(value, name)
         if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
             self.objects[name] = value
             return {"state": take_apart(dict(value.state_dict()), name, self.tensors), "of": name}
-        bases = {base.__module__.partition(".")[0] for base in type(value).__mro__}
-        if (bases - _PLAIN_BASES) & _LIBRARIES or name.partition("/")[2].count(".") > _DEEPEST:
+        own, *bases = (base.__module__.partition(".")[0] for base in type(value).__mro__)
+        if own in _LIBRARIES or ({*bases} - _PLAIN_BASES) & _LIBRARIES or name.partition("/")[2].count(".") > _DEEPEST:
             return self._opaque(value, name)
         self.objects[name] = value
         items = vars(value).items()
@@ -125,7 +130,8 @@ class ModuleSnapshot:
 
     def _opaque(self, value: Any, name: str) -> Any:
         self.objects[name] = value
-        return {"object": name, "id": id(value), "length": len(value) if isinstance(value, Sized) else None}
+        is_container = isinstance(value, dict | list | tuple | set | frozenset | deque)
+        return {"object": name, "id": id(value), "length": len(value) if is_container else None}
 
     def __reduce__(self) -> Any:
         """A copy of a module is another module, of which this says nothing."""
@@ -144,7 +150,7 @@ class ModuleSnapshot:
             if path in self.attributes:
                 attribute = self.attributes[path]
                 object.__setattr__(owner, path[1], attribute.value)  # the same object, then what was in it
-                _give(owner, path[1], attribute.structure, self.tensors, None)
+                _give(owner, path[1], attribute.structure, self.tensors, None, _registered(module))
             elif path[1] in vars(owner):
                 del vars(owner)[path[1]]
 
@@ -162,21 +168,14 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _token(tensor: Tensor) -> tuple[Any, ...]:
     """Which tensor this is, and as far as that is cheap, what is in it; never waits for a device."""
-    if tensor.layout != torch.strided:
-        return id(tensor), tuple(tensor.shape)
     version = 0 if tensor.is_inference() else tensor._version
     content = None
     if tensor.device.type == "cpu" and tensor.numel():
         values = tensor.detach().reshape(-1)
         few = values if values.nbytes <= _SMALL else values[:: -(-values.nbytes // _SMALL)]
         content = crc32(few.contiguous().view(torch.uint8).numpy().data)
-    return (
-        (None if content is not None else tensor.data_ptr()),
-        version,
-        str(tensor.dtype),
-        tuple(tensor.shape),
-        content,
-    )
+    place = tensor.data_ptr() if content is None else None
+    return place, version, str(tensor.dtype), tuple(tensor.shape), content
 
 
 def _set_modes(module: nn.Module, modes: Mapping[str, bool]) -> None:
@@ -191,12 +190,26 @@ def _set_trainable(module: nn.Module, trainable: Mapping[str, bool]) -> None:
             parameter.requires_grad_(trainable[name])
 
 
-def _give(owner: Any, key: str, structure: Any, tensors: Mapping[str, Tensor], device: Any) -> None:
+def _registered(module: nn.Module) -> dict[str, Any]:
+    """What belongs to a module and has a name there: attributes may refer to it."""
+    found: dict[str, Any] = {f"module {name}": each for name, each in module.named_modules()}
+    found.update({f"parameter {name}": each for name, each in module.named_parameters()})
+    found.update({f"buffer {name}": each for name, each in module.named_buffers()})
+    return found
+
+
+def _give(
+    owner: Any, key: str, structure: Any, tensors: Mapping[str, Tensor], device: Any, registered: Mapping[str, Any]
+) -> None:
     """Set an attribute to what was saved of it, inside the objects that are there where it was objects."""
 
     def special(found: dict[str, Any], live: Any) -> Any:
-        if "object" in found or "registered" in found:
+        if "registered" in found:
+            return registered.get(found["registered"], live)
+        if "object" in found:
             return live
+        if "enum" in found:
+            return type(live)[found["enum"]] if isinstance(live, Enum) else live
         if "state" in found:
             state = put_together(found["state"], tensors, device=device)
             put = next((put for kind, (_, put) in _GENERATORS.items() if isinstance(live, kind)), None)
@@ -220,7 +233,7 @@ def _give(owner: Any, key: str, structure: Any, tensors: Mapping[str, Tensor], d
 def _nodes(structure: Any) -> Iterator[dict[str, Any]]:
     """The objects in a structure."""
     if isinstance(structure, dict):
-        if not {"object", "registered", "of"}.isdisjoint(structure):
+        if "object" in structure or "of" in structure:
             yield structure
         structure = list(structure.values())
     if isinstance(structure, list):
@@ -284,8 +297,8 @@ class ExtraState:
         }
         if self._keeps_gradients:
             found = {name: each.grad for name, each in self._task.named_parameters() if each.grad is not None}
-            values["gradients"] = list(found)
-            tensors.update({f"gradient/{name}": grad.detach() for name, grad in found.items()})
+            values["gradients"] = {name: grad.is_sparse for name, grad in found.items()}
+            tensors.update({f"gradient/{name}": _dense(grad.detach()) for name, grad in found.items()})
         return tensors, {name: value for name, value in values.items() if value}
 
     def together(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -328,12 +341,20 @@ class ExtraState:
         for path in now.changed(start):  # of a task that was trained before in this process
             before = start.attributes.get(path)
             if before is not None and _is_plain(before) and _is_plain(now.attributes[path]):
-                _give(task.get_submodule(path[0]), path[1], before.structure, start.tensors, None)
+                owner = task.get_submodule(path[0])
+                _give(owner, path[1], before.structure, start.tensors, None, _registered(task))
         give_attributes(task, tensors, values)
         if self._keeps_gradients:
-            saved = values.get("gradients", ())
+            saved = values.get("gradients", {})
             for name, parameter in task.named_parameters():
-                parameter.grad = tensors[f"gradient/{name}"].to(parameter.device, copy=True) if name in saved else None
+                parameter.grad = None
+                if name in saved:
+                    gradient = tensors[f"gradient/{name}"].to(parameter.device, copy=True)
+                    parameter.grad = gradient.to_sparse(1) if saved[name] else gradient
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 def give_attributes(task: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -342,8 +363,8 @@ def give_attributes(task: nn.Module, tensors: Mapping[str, Tensor], values: Mapp
         of_first = {name.removeprefix("0/"): each for name, each in tensors.items() if name.startswith("0/")}
         return give_attributes(task, of_first, values["ranks"][0])
     device = next((each.device for each in task.parameters()), None)
-    modules = dict(task.named_modules())
+    modules, registered = dict(task.named_modules()), _registered(task)
     for name, attributes in values.get("attributes", {}).items():
         for key, structure in attributes.items() if name in modules else ():
             own = {each: tensors[each].clone() for each in names_of(structure)}
-            _give(modules[name], key, structure, own, device)
+            _give(modules[name], key, structure, own, device, registered)

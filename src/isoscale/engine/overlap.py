@@ -30,7 +30,8 @@ class Overlap:
         self.reducer = FlatReducer(ranks, torch.float64)
         """For what is small: losses, counts, votes."""
         self._method = _Method(task, compute)
-        self._trainable = _trainable(task)
+        self._parameters = dict(task.named_parameters())
+        self._trainable = self._flags()
         self.module = self._wrapped()
         self.profile: Profile | None = None
         """Told when each bucket travelled, where somebody wants to know where time goes."""
@@ -45,6 +46,9 @@ class Overlap:
         module.register_comm_hook(self, _add)
         return module
 
+    def _flags(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self._parameters.values()]
+
     def __call__(self, batch: Any, batch_idx: int) -> Any:
         """Run the step method."""
         return self.module(batch, batch_idx)
@@ -52,11 +56,11 @@ class Overlap:
     def began(self) -> None:
         """A batch begins; where other parameters require gradients than before, they get buckets anew."""
         self._travels = []
-        found = _trainable(self._method.task)
+        found = self._flags()
         if found != self._trainable:
             del self.module  # takes its hooks off the parameters
             self._trainable, self.module = found, self._wrapped()
-        for name, parameter in self._method.task.named_parameters():
+        for name, parameter in self._parameters.items():
             if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
                 raise UserError(
                     f"{name} has a hook on its gradient, which would see that of one rank in parallel.reduce: overlap; "
@@ -76,10 +80,6 @@ class Overlap:
     def no_sync(self, wanted: bool) -> Any:
         """Keep the gradients of all but the last micro-batch to this rank."""
         return self.module.no_sync() if wanted else nullcontext()
-
-
-def _trainable(task: nn.Module) -> list[bool]:
-    return [parameter.requires_grad for parameter in task.parameters()]
 
 
 class _Method(nn.Module):

@@ -33,6 +33,8 @@ def take_apart(
     if known is not None:
         return known
     if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            raise NotPlain("it is a tensor that is not dense")
         tensors[name] = value
         return {"tensor": name, "at": value.device.type}
     if isinstance(value, np.generic):

@@ -170,7 +170,7 @@ class ProgramMaker:
         make = hooks.HookedStep if hooks.of_updates(parts.task) else Step
         step = make(
             self.forward, self.optimizers, self.reducer, parts.train_stage.recorder, parts.random,
-            self.settings.train.clip, parts.average, scaler, self._reseed, not self._own_lr, plan.batch_size,
+            self.settings.train.clip, parts.average, scaler, self._reseed, not self._own_lr, plan.size,
         )  # fmt: skip
         parts.registry.register("latch", LatchState(step))
         policy = self.settings.train.nan

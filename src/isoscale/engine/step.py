@@ -147,8 +147,8 @@ class Step:
     """Seeds torch's generators for (step, part); None inside a capture."""
     plain: bool = False
     """Whether the optimizers are the engine's own, on whose steps nobody listens."""
-    batch_size: int = 1
-    """Of whole batches."""
+    size_of: Callable[[int], int] = lambda number: 1
+    """The number of samples in the batch of a step, on all ranks together."""
     overlap: Overlap | None = None
     """Adds up gradients while they are computed, instead of the reducer."""
 
@@ -168,6 +168,7 @@ class Step:
         self._agreed: dict[tuple[bool, ...], Found] = {}
         """What ranks have agreed on, by which parameters require gradients."""
         self._one: Tensor | None = None
+        self._size = 1
         self._steps = [plain_step(optimizer) if self.plain else optimizer.step for optimizer in self.optimizers]
 
     def __call__(
@@ -184,6 +185,7 @@ class Step:
         for parameter in self.parameters:
             parameter.grad = None
         self.random.step = time
+        self._size = self.size_of(number)
         unguarded = self.soundness.policy == "stop"
         if not unguarded:
             floating = [buffer for buffer in self.forward.task.buffers() if buffer.is_floating_point()]
@@ -323,11 +325,9 @@ class Step:
             shared = isinstance(pair.weight, Samples)
             key = "samples" if shared else id(pair.weight) if isinstance(pair.weight, Tensor) else name
             groups[key] = (groups[key][0] + total, pair.weight) if key in groups else (total, pair.weight)
-        if self.scaler is None:
-            return list(groups.values())
-        # sums over a batch would overflow in half precision: both sides of the fraction are divided by its size
-        size = self.batch_size
-        return [(self._scaled(total / size), weight / size) for total, weight in groups.values()]
+        # Both sides of the fraction are divided by the size of the batch: gradients inside the network are then those
+        # of its mean however it is split, as whoever clips them there expects, and half precision does not overflow.
+        return [(self._scaled(total / self._size), weight / self._size) for total, weight in groups.values()]
 
     def _agree(self, mine: Found, number: int) -> Found:
         """What the loss is made of and which parameters it reaches must be the same on all ranks; found out once."""
