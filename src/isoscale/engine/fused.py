@@ -4,7 +4,7 @@ Torch collects the parameters, gradients and states of a fused optimizer anew at
 than the update of a small network. Here they are collected once, and the kernel is the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,51 +20,43 @@ class FusedAdam:
         self._optimizer = optimizer
         self._ordinary = ordinary
         self._groups: list[_Group] = []
-        self._known: Any = None
         self._present: list[list[bool]] | None = None
 
     def __call__(self) -> None:
         """Update the parameters by their gradients."""
         gradients = [[each.grad for each in group["params"]] for group in self._optimizer.param_groups]
-        missing = sum(found.count(None) for found in gradients)
-        groups = self._collected(missing, gradients)
+        is_whole = all(gradient is not None for found in gradients for gradient in found)
+        groups = self._collected(None if is_whole else [[each is not None for each in found] for found in gradients])
         if not groups:
             self._ordinary()
             return
         found_inf = getattr(self._optimizer, "found_inf", None)
         with torch.no_grad():
             for group, found in zip(groups, gradients, strict=True):
-                group.update([each for each in found if each is not None] if missing else found, found_inf)
+                group.update(found if is_whole else [each for each in found if each is not None], found_inf)
 
-    def _collected(self, missing: int, gradients: list[list[Tensor | None]]) -> "list[_Group]":
-        """The parameters with a gradient and their states; collected again where others have one, or other states."""
-        present = [[gradient is not None for gradient in found] for found in gradients] if missing else None
-        first = next(self._first_of(present), None)
-        state = None if first is None else self._optimizer.state.get(first, {}).get("exp_avg")
-        if state is None or state is not self._known or present != self._present:
-            self._known, self._present = state, present
-            self._groups = [] if state is None else _groups(self._optimizer, present)
+    def _collected(self, present: "list[list[bool]] | None") -> "list[_Group]":
+        """The parameters with a gradient (`present`, None for all) and their states, collected where others have one.
+
+        None before there are states, or where somebody has replaced them: torch's own step makes new ones.
+        """
+        is_current = bool(self._groups) and all(group.is_current(self._optimizer) for group in self._groups)
+        if present != self._present or not is_current:
+            self._present, self._groups = present, _groups(self._optimizer, present)
         return self._groups
-
-    def _first_of(self, present: list[list[bool]] | None) -> Iterator[Tensor]:
-        """The parameters that have a gradient."""
-        for number, group in enumerate(self._optimizer.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                if present is None or present[number][place]:
-                    yield parameter
 
 
 def _groups(optimizer: Adam, present: list[list[bool]] | None) -> "list[_Group]":
     """All groups, or none where one is not as simple as the kernel needs it."""
-    every = [
-        [each for place, each in enumerate(group["params"]) if present is None or present[number][place]]
-        for number, group in enumerate(optimizer.param_groups)
-    ]
+    every: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
+    if present is not None:
+        pairs = [zip(group, flags, strict=True) for group, flags in zip(every, present, strict=True)]
+        every = [[each for each, is_present in pair if is_present] for pair in pairs]
     parameters = [parameter for chosen in every for parameter in chosen]
     kinds = {(parameter.dtype, parameter.device, parameter.layout) for parameter in parameters}
     has_all = all(optimizer.state.get(parameter) for parameter in parameters)
     is_sparse = any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters)
-    if len(kinds) > 1 or not has_all or is_sparse or getattr(optimizer, "grad_scale", None) is not None:
+    if len(kinds) != 1 or not has_all or is_sparse or getattr(optimizer, "grad_scale", None) is not None:
         return []
     return [_Group(optimizer, group, chosen) for group, chosen in zip(optimizer.param_groups, every, strict=True)]
 
@@ -82,6 +74,10 @@ class _Group:
         self._settings = settings
         is_decoupled = settings.get("decoupled_weight_decay")
         self._kernel = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
+
+    def is_current(self, optimizer: Adam) -> bool:
+        """Whether the states are still those of the optimizer, as the first one tells."""
+        return not self.parameters or optimizer.state[self.parameters[0]].get("exp_avg") is self._means[0]
 
     def update(self, gradients: list[Any], found_inf: Tensor | None) -> None:
         """One call of the kernel, which does nothing where `found_inf` is 1; the counters then stay as well."""
