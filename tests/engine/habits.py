@@ -524,6 +524,21 @@ class ChangedSettings(Net):
         return super().training_step(batch, batch_idx) * self.hparams.weight
 
 
+class LazyButKnown(Net):
+    """A layer that learns its shape in time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.LazyLinear(CLASSES)
+
+    def setup(self, stage: str) -> None:
+        torch.manual_seed(3)
+        self.more(torch.zeros(1, self.width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.backbone(inputs)) + self.more(self.backbone(inputs))
+
+
 class Reinitialised(Net):
     """A head that starts again in every epoch, in place."""
 
@@ -537,7 +552,7 @@ HABITS = [
     FlagsInEpochStart, Curriculum, WithMeter, HiddenState, GrowingBuffer, Tied, Parametrised, Spectral, OldSpectral,
     WeightNorm, PrunedFromTheStart, OwnAverage, SwappedStorages, TorchAverage, HiddenTeacher, GradientHooks,
     Checkpointed, OwnFunction, InPlace, Complex, Sparse, SharedByOptimizers, ManualAccumulation, Quasi,
-    ExtraStateOfTorch, OwnStateDict, ChangedSettings, Reinitialised,
+    ExtraStateOfTorch, OwnStateDict, ChangedSettings, LazyButKnown, Reinitialised,
 ]  # fmt: skip
 
 
@@ -563,6 +578,14 @@ class Replacing(Net):
             self.head.weight = nn.Parameter(torch.zeros(CLASSES, self.width))
 
 
+class Lazy(Net):
+    """A layer that learns its shape from the first batch, which comes too late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = nn.LazyLinear(3)
+
+
 class Unregistered(Net):
     """A tensor that is optimised and belongs to no module."""
 
@@ -586,6 +609,7 @@ REFUSED = {
     Growing: "parameters of the task changed in training \\(new: more.bias, more.weight\\)",
     PrunedInTraining: "new: head.weight_orig; gone: head.weight",
     Replacing: "head.weight was replaced by another parameter",
+    Lazy: "late.weight has no shape yet",
     Unregistered: "optimises a tensor of shape \\(3,\\) that is no parameter",
     Detached: "nothing in the loss requires a gradient",
     FrozenWhole: "nothing in the loss requires a gradient",

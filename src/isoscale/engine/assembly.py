@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from isoscale.data import keyed
 from isoscale.data.batches import Batch
@@ -117,6 +118,11 @@ def _assemble(
     lightning.attach(task, view, train.loaded)
     if lightning.adds_modules(task):
         place(task, found, precision, settings.parallel.reduce == "tree", say)
+    lazy = [name for name, parameter in task.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise UserError(
+            f"{lazy[0]} has no shape yet (a lazy module): call the network once on a batch, in __init__ or in setup"
+        )
     configured = _configured(task, view)
     if configured and (settings.optimizer != Optimizer() or settings.schedule != Schedule()):
         say("the task configures its own optimizer: the recipe's optimizer and schedule are not used")

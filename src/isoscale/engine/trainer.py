@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from isoscale.data import keyed
 from isoscale.data.device_feed import DeviceFeed
@@ -169,7 +170,7 @@ class Trainer:
 
     def _choose_reduction(self, task: Any) -> None:
         if self.decided.reduce == "auto":
-            count = sum(parameter.numel() for parameter in task.parameters())
+            count = sum(parameter.numel() for parameter in task.parameters() if not is_lazy(parameter))
             self.decided.reduce = "overlap" if count >= OVERLAP_FROM else "flat"
 
     def _share_batch_norms(self, task: Any) -> None:
