@@ -234,17 +234,6 @@ def test_the_reproducer_holds_the_guilty_part_and_the_weights_before_the_step(tm
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()) and "model.first.weight" in weights
 
 
-def test_nested_batches_come_back_as_they_were(tmp_path: Path) -> None:
-    from isoscale.engine.reproducer import _put_together, _taken_apart
-
-    tensors: dict[str, Tensor] = {}
-    batch = {"a": (torch.ones(2), [torch.zeros(3)]), "b": {"c": torch.ones(1)}, "name": "x", "count": 3}
-    structure = json.loads(json.dumps(_taken_apart(batch, "batch", tensors)))
-    again = _put_together(structure, tensors)
-    assert again["a"][0] is batch["a"][0] and isinstance(again["a"], tuple) and isinstance(again["a"][1], list)
-    assert again["b"]["c"] is batch["b"]["c"] and again["name"] == "x" and again["count"] == 3
-
-
 def test_a_step_under_the_watch_has_the_bits_of_one_that_is_not() -> None:
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.rand(16, 4)

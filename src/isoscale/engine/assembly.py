@@ -73,6 +73,25 @@ def check_task(task: Any) -> None:
         )
 
 
+def check_parameters(before: dict[str, nn.Parameter], now: dict[str, nn.Parameter]) -> None:
+    """Refuse other parameters than those that training began with, of which optimizer and checkpoints know nothing."""
+    added, removed = sorted(set(now) - set(before)), sorted(set(before) - set(now))
+    if added or removed:
+        what = "; ".join(
+            f"{word} {', '.join(names[:4])}" for word, names in (("new:", added), ("gone:", removed)) if names
+        )
+        raise UserError(
+            f"the parameters of the task changed in training ({what}), so that its checkpoints would not fit it any "
+            "more; make all parameters (layers, masks of pruning, parametrisations) before training begins, in "
+            "__init__, setup or on_fit_start. They may be frozen and unfrozen at any time (requires_grad_)"
+        )
+    for name in (name for name, parameter in now.items() if parameter is not before[name]):
+        raise UserError(
+            f"{name} was replaced by another parameter in training, and the optimizer would train the old one; change "
+            "its values in place: with torch.no_grad(): parameter.copy_(…)"
+        )
+
+
 _DOUBLE = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
     torch.complex64: torch.complex128,

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from isoscale.data.keyed import StepRandom
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.assembly import place
 from isoscale.engine.operations import Origin, Part, Watch
+from isoscale.engine.plain import put_together, take_apart
 from isoscale.engine.precision import Precision
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.stage import Stage
@@ -57,7 +59,7 @@ def write_reproducer(
     """Write the files of a step; `number` is counted from 0, as randomness counts."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
-    structure = _taken_apart(part.batch, "batch", tensors)
+    structure = take_apart(part.batch, "batch", tensors, _left_out)
     save_file({**_separate(tensors), "samples": part.samples.detach().cpu().contiguous()}, folder / "batch.safetensors")
     save_file(_separate(weights), folder / "weights.safetensors")
     needed = {
@@ -83,7 +85,7 @@ class Case:
         copy_weights(task, load_file(folder / "weights.safetensors"))
         tensors = load_file(folder / "batch.safetensors")
         self._samples = tensors.pop("samples").to(found.device)
-        self.batch: Batch = to_device(_put_together(self._needed["batch"], tensors), found.device)
+        self.batch: Batch = to_device(put_together(self._needed["batch"], tensors), found.device)
         self.batch_idx: int = self._needed["batch_idx"]
         self._stage = Stage("train", task, Recorder(found.device))
         self._watch = Watch(task)
@@ -127,29 +129,10 @@ class Case:
         return str(self.found) if self.found else "everything was finite this time"
 
 
-def _taken_apart(batch: Batch, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The structure of a batch as JSON; its tensors go into `tensors` by name."""
-    if isinstance(batch, Tensor):
-        tensors[name] = batch
-        return {"tensor": name}
-    if isinstance(batch, dict):
-        return {"dict": {str(key): _taken_apart(value, f"{name}.{key}", tensors) for key, value in batch.items()}}
-    if isinstance(batch, list | tuple):
-        kind = "list" if isinstance(batch, list) else "tuple"
-        return {kind: [_taken_apart(value, f"{name}.{number}", tensors) for number, value in enumerate(batch)]}
-    return {"value": batch if isinstance(batch, str | int | float | bool | None) else None}
-
-
-def _put_together(structure: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
-    ((kind, content),) = structure.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {key: _put_together(value, tensors) for key, value in content.items()}
-    if kind == "value":
-        return content
-    entries = [_put_together(value, tensors) for value in content]
-    return entries if kind == "list" else tuple(entries)
+def _left_out(value: Any, name: str) -> Any:
+    """What a file cannot hold of a batch is None in the script."""
+    is_held = isinstance(value, Tensor | np.ndarray | np.generic | dict | list | tuple | set | frozenset)
+    return None if is_held else {"value": None}
 
 
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from isoscale.engine import accelerator as accelerators
 from isoscale.engine import lightning
 from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.agreement import Agreement
-from isoscale.engine.assembly import Assembly, assemble, check_task, place
+from isoscale.engine.assembly import Assembly, assemble, check_parameters, check_task, place
 from isoscale.engine.cadence import Cadence
 from isoscale.engine.checkpoint import State
 from isoscale.engine.config import Limit
@@ -514,25 +514,6 @@ class Trainer:
 
 
 _START_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start")
-
-
-def check_parameters(before: dict[str, nn.Parameter], now: dict[str, nn.Parameter]) -> None:
-    """Refuse other parameters than those that training began with, of which optimizer and checkpoints know nothing."""
-    added, removed = sorted(set(now) - set(before)), sorted(set(before) - set(now))
-    if added or removed:
-        what = "; ".join(
-            f"{word} {', '.join(names[:4])}" for word, names in (("new:", added), ("gone:", removed)) if names
-        )
-        raise UserError(
-            f"the parameters of the task changed in training ({what}), so that its checkpoints would not fit it any "
-            "more; make all parameters (layers, masks of pruning, parametrisations) before training begins, in "
-            "__init__, setup or on_fit_start. They may be frozen and unfrozen at any time (requires_grad_)"
-        )
-    for name in (name for name, parameter in now.items() if parameter is not before[name]):
-        raise UserError(
-            f"{name} was replaced by another parameter in training, and the optimizer would train the old one; change "
-            "its values in place: with torch.no_grad(): parameter.copy_(…)"
-        )
 
 
 def _saver(directory: RunDirectory, keep: int, metric_log: MetricLog | None) -> Saver:
