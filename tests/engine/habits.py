@@ -415,9 +415,9 @@ class SharedByOptimizers(Net):
 
 
 class ManualAccumulation(Net):
-    """An update every fourth batch: windows go over the ends of epochs, and over validations."""
+    """An update every third batch: a window is left over at the end of an epoch, when a validation comes."""
 
-    every = 4
+    every = 3
 
     def __init__(self) -> None:
         super().__init__()

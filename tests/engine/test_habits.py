@@ -60,6 +60,14 @@ def test_a_habit_does_not_notice_a_stop(habit: Any, tmp_path: Path) -> None:
         assert lines(tmp_path / f"run{step}") == lines(tmp_path / "straight")
 
 
+@pytest.mark.parametrize("habit", [habits.EvalInEpochStart, habits.ManualAccumulation, habits.OwnAverage])
+def test_evaluations_in_the_middle_of_an_epoch_leave_a_habit_alone(habit: Any, tmp_path: Path) -> None:
+    ours, theirs = habits.made(habit)[0], habits.made(habit)[0]
+    fit(ours, habits.Points(), tmp_path / "run", EPOCHS, **{"train.evaluate": "4 steps"})
+    fit_lightning(theirs, habits.Points(), EPOCHS, val_check_interval=4)
+    assert_same_weights(ours, theirs)
+
+
 @pytest.mark.parametrize("habit", habits.REFUSED, ids=lambda habit: habit.__name__)
 def test_what_cannot_be_kept_is_refused_in_words(habit: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=habits.REFUSED[habit]):
