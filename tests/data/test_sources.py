@@ -4,6 +4,7 @@ import math
 import sys
 from collections import UserDict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -366,3 +367,20 @@ def test_a_part_of_a_split_that_would_have_no_sample_is_refused():
     with pytest.raises(UserError, match=r"split\.val is 0\.001, which is no sample of 10"):
         split_source(TensorSource({"x": torch.arange(10)}), {"train": 0.9, "val": 0.001})
     assert split_source(TensorSource({"x": torch.arange(10)}), {"train": 0.9, "val": 0}).val is None
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (torch.eye(3).to_sparse(), "is sparse"),
+        (torch.empty(3, 2, device="meta"), "has no values"),
+        (np.ma.array([[1.0], [2.0]], mask=[[0], [1]]), "1 values of an array are masked"),
+    ],
+)
+def test_rows_that_are_not_all_there_are_refused(data: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        as_source({"input": data})
+
+
+def test_an_array_without_masked_values_is_an_array() -> None:
+    assert len(as_source(np.ma.array([[1.0], [2.0]]))) == 2

@@ -195,7 +195,15 @@ def nbytes(source: Source) -> int:
 
 def _as_tensors(data: Any) -> Batch:
     if isinstance(data, Tensor):
+        if data.layout != torch.strided or data.is_meta:
+            kind = "has no values (it is on the meta device)" if data.is_meta else "is sparse: give data.to_dense()"
+            raise UserError(f"samples must be rows of a dense tensor, but one of shape {tuple(data.shape)} {kind}")
         return data.detach()
+    if isinstance(data, np.ma.MaskedArray) and np.ma.getmaskarray(data).any():
+        raise UserError(
+            f"{int(np.ma.getmaskarray(data).sum())} values of an array are masked, and a network would see what lies "
+            "below; fill them (data.filled(0.0)), or leave their rows out"
+        )
     if isinstance(data, np.ndarray) and data.dtype.kind in "biufc":
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # and never will be written

@@ -133,4 +133,5 @@ def _with(batch: Batch, key: str, value: Tensor) -> Batch:
 
 
 def _floating(values: Tensor) -> Tensor:
-    return values if values.is_floating_point() else values.to(torch.get_default_dtype())
+    has_point = values.is_floating_point() or values.is_complex()
+    return values if has_point else values.to(torch.get_default_dtype())

@@ -74,14 +74,19 @@ class Forward:
 
 
 def cast(batch: Batch, dtype: torch.dtype, as_stored: frozenset[str] = frozenset()) -> Batch:
-    """Floating point tensors in the dtype of the weights, but for those that are wanted as stored."""
+    """Floating point and complex tensors in the precision of the weights, but for those that are wanted as stored."""
+    kinds = {True: dtype, False: torch.complex128 if dtype == torch.float64 else torch.complex64}
+
+    def in_precision(tensor: Tensor) -> Tensor:
+        is_floating = tensor.is_floating_point()
+        return tensor.to(kinds[is_floating]) if is_floating or tensor.is_complex() else tensor
+
     if isinstance(batch, dict):
         for key, value in batch.items():
-            is_cast = isinstance(value, Tensor) and value.is_floating_point() and key not in as_stored
-            if is_cast and value.dtype != dtype:
-                batch = {**batch, key: value.to(dtype)}
+            if isinstance(value, Tensor) and value.dtype != dtype and key not in as_stored:
+                batch = {**batch, key: in_precision(value)}
         return batch
-    return map_tensors(batch, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return map_tensors(batch, in_precision)
 
 
 def loss_terms(output: Any, count: int) -> Terms:
