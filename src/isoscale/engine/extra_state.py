@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from isoscale.engine.metrics import is_metric
-from isoscale.engine.plain import NotPlain, names_of, put_together, take_apart
+from isoscale.engine.plain import MOST_ENTRIES, SCALARS, NotPlain, names_of, put_together, take_apart
 from isoscale.engine.state import digest
 from isoscale.parallel.ranks import ALONE, Ranks
 
@@ -37,12 +37,14 @@ _OF_ENGINE = {
 """Set on an instance while it trains."""
 _AS_IT_CAME = "_as_it_came"
 """Where a task keeps the snapshot of its first training in a process: it may be trained on, or again."""
+_SKIPPED = _OF_TORCH | _OF_ENGINE | {_AS_IT_CAME}
 _LIBRARIES = {"torch", "torchmetrics", "lightning", "pytorch_lightning", "numpy", "isoscale", *sys.stdlib_module_names}
 """Packages whose objects are not looked into: their insides are not the user's."""
 _PLAIN_BASES = {"builtins", "abc", "typing"}
 _DEEPEST = 6
 _SMALL = 1 << 20
 EXTRA = "get_extra_state"
+_PARAMETER = "parameter "
 
 Path = tuple[str, str]
 """A module's name, and that of an attribute."""
@@ -72,33 +74,47 @@ class Attribute(NamedTuple):
 
     def differs(self, other: "Attribute | None") -> bool:
         """Whether it has changed."""
-        return other is None or repr((self.structure, self.tokens)) != repr((other.structure, other.tokens))
+        if other is None:
+            return True
+        if self.structure is other.structure and not self.tokens and not other.tokens:
+            return False
+        return repr((self.structure, self.tokens)) != repr((other.structure, other.tokens))
 
 
 class ModuleSnapshot:
     """Everything about a module but the values of its parameters and buffers, at one moment."""
 
-    def __init__(self, module: nn.Module, known: Iterable[Any] = ()) -> None:
-        """Look at `module`; objects in `known` (optimizers, schedulers) are saved elsewhere, as are its own parts."""
+    def __init__(self, module: nn.Module, known: Iterable[Any] = (), most_entries: int = MOST_ENTRIES) -> None:
+        """Look at `module`; objects in `known` (optimizers, schedulers) are saved elsewhere, as are its own parts.
+
+        A list or dict with more than `most_entries` is told apart by what it is and how long, not by what is in it.
+        """
+        self._most_entries = most_entries
+        modules = dict(module.named_modules())
+        registered = _registered(module, modules)
         self._known = {id(each): f"known {number}" for number, each in enumerate(known)}
-        self._known.update({id(each): name for name, each in _registered(module).items()})
-        self.modes = {name: child.training for name, child in module.named_modules()}
-        self.trainable = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+        self._known.update({id(each): name for name, each in registered.items()})
+        self.modes = {name: child.training for name, child in modules.items()}
+        parameters = (name for name in registered if name.startswith(_PARAMETER))
+        self.trainable = {name.removeprefix(_PARAMETER): registered[name].requires_grad for name in parameters}
         self.tensors: dict[str, Tensor] = {}
         self.objects: dict[str, Any] = {}
         """What is not plain, by name: kept, so that it can be told from others."""
         self.attributes: dict[Path, Attribute] = {}
-        for name, child in module.named_modules():
+        for name, child in modules.items():
             if is_metric(child):
                 continue
             for key, value in _attributes(child):
-                self.attributes[name, key] = self._attribute(value, f"{name}/{key}")
+                is_scalar = type(value) in SCALARS
+                self.attributes[name, key] = (
+                    Attribute(value, value, ()) if is_scalar else self._attribute(value, f"{name}/{key}")
+                )
             if type(child).get_extra_state is not nn.Module.get_extra_state:
                 self.attributes[name, EXTRA] = self._attribute(child.get_extra_state(), f"{name}/{EXTRA}")
 
     def _attribute(self, value: Any, name: str) -> Attribute:
         try:
-            structure = take_apart(value, name, self.tensors, self._special)
+            structure = take_apart(value, name, self.tensors, self._special, self._most_entries)
         except (NotPlain, RecursionError):
             structure = self._opaque(value, name)
         return Attribute(value, structure, tuple(_token(self.tensors[each]) for each in names_of(structure)))
@@ -125,7 +141,10 @@ class ModuleSnapshot:
             return self._opaque(value, name)
         self.objects[name] = value
         items = vars(value).items()
-        fields = {key: take_apart(each, f"{name}.{key}", self.tensors, self._special) for key, each in items}
+        fields = {
+            key: take_apart(each, f"{name}.{key}", self.tensors, self._special, self._most_entries)
+            for key, each in items
+        }
         return {"fields": fields, "of": name}
 
     def _opaque(self, value: Any, name: str) -> Any:
@@ -158,11 +177,9 @@ class ModuleSnapshot:
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """What a user may have put on a module; tensors that torch's own reparametrisations derive are no state."""
     derived = {name.removesuffix(end) for name in module._parameters for end in ("_orig", "_g") if name.endswith(end)}
-    skipped = _OF_TORCH | _OF_ENGINE | derived | {_AS_IT_CAME}
-    if hasattr(type(module), "automatic_optimization"):
-        skipped = skipped | _OF_LIGHTNING
+    skipped = _SKIPPED | _OF_LIGHTNING if hasattr(type(module), "automatic_optimization") else _SKIPPED
     for key, value in list(vars(module).items()):
-        if key not in skipped:
+        if key not in skipped and key not in derived:
             yield key, value
 
 
@@ -190,11 +207,17 @@ def _set_trainable(module: nn.Module, trainable: Mapping[str, bool]) -> None:
             parameter.requires_grad_(trainable[name])
 
 
-def _registered(module: nn.Module) -> dict[str, Any]:
-    """What belongs to a module and has a name there: attributes may refer to it."""
-    found: dict[str, Any] = {f"module {name}": each for name, each in module.named_modules()}
-    found.update({f"parameter {name}": each for name, each in module.named_parameters()})
-    found.update({f"buffer {name}": each for name, each in module.named_buffers()})
+def _registered(module: nn.Module, modules: Mapping[str, nn.Module] | None = None) -> dict[str, Any]:
+    """What belongs to a module and has a name there, shared parts once: attributes may refer to it."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, child in (dict(module.named_modules()) if modules is None else modules).items():
+        found[f"module {name}"] = child
+        for kind, parts in ((_PARAMETER, child._parameters), ("buffer ", child._buffers)):
+            for key, part in parts.items():
+                if part is not None and id(part) not in seen:
+                    seen.add(id(part))
+                    found[f"{kind}{name}.{key}" if name else f"{kind}{key}"] = part
     return found
 
 

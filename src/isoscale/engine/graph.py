@@ -28,6 +28,8 @@ NUM_WORTH = 10
 """Replays from which on a capture was worth it."""
 MOST_IN_VAIN = 3
 """Captures in a row that were not, before no more are made."""
+MOST_COMPARED = 1000
+"""Entries of a list that are compared between launches: what is longer is a vocabulary, say, and no setting."""
 _FED = ("params", "lr")
 """What a captured step does not hold as a constant."""
 
@@ -60,7 +62,7 @@ class Conditions:
         """As they are now; the epoch is None where the step does not ask for it."""
         self.epoch = epoch
         self._task, optimizers = step.forward.task, step.optimizers
-        self._module = ModuleSnapshot(self._task, optimizers)
+        self._module = ModuleSnapshot(self._task, optimizers, MOST_COMPARED)
         self._places = [
             (name, id(tensor), tensor.data_ptr(), tuple(tensor.shape))
             for name, tensor in (*self._task.named_parameters(), *self._task.named_buffers())

@@ -20,12 +20,13 @@ class NotPlain(Exception):
 
 
 def take_apart(
-    value: Any, name: str, tensors: dict[str, Tensor], special: Callable[[Any, str], Any] = lambda value, name: None
-) -> Any:
+    value: Any, name: str, tensors: dict[str, Tensor], special: Callable[[Any, str], Any] = lambda value, name: None,
+    most_entries: int = MOST_ENTRIES,
+) -> Any:  # fmt: skip
     """The structure of a value as JSON; its tensors go into `tensors`, under names that begin with `name`.
 
     `special` may give the structure of what it knows better, and None for the rest. What is not plain then raises
-    NotPlain.
+    NotPlain, and so does a list or dict with more than `most_entries`.
     """
     if type(value) in SCALARS:
         return value
@@ -44,11 +45,11 @@ def take_apart(
         tensors[name] = torch.from_numpy(native if native.flags.writeable else native.copy())
         return {"array": name}
     entries = value.items() if isinstance(value, Mapping) else value
-    if isinstance(value, dict | list | tuple | set | frozenset | deque) and len(value) > MOST_ENTRIES:
+    if isinstance(value, dict | list | tuple | set | frozenset | deque) and len(value) > most_entries:
         raise NotPlain(f"it has {len(value):,} entries")
 
     def inside(entry: Any, number: object) -> Any:
-        return take_apart(entry, f"{name}.{number}", tensors, special)
+        return take_apart(entry, f"{name}.{number}", tensors, special, most_entries)
 
     if isinstance(value, dict):
         return {
