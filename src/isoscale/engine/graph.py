@@ -269,9 +269,10 @@ class GraphedProgram:
         except Exception as error:  # whatever a user's step does that a capture does not allow
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         conditions.put_back()
-        if self._conditions is None:
-            conditions.epoch = conditions.epoch if "current_epoch" in self._view.read else None
-            self._conditions = conditions
+        epoch, conditions.epoch = conditions.epoch, None
+        self._conditions = self._conditions or conditions
+        if "current_epoch" in self._view.read:
+            self._conditions.epoch = epoch
         reason = self._agreed(reason)
         if reason is not None:
             torch.cuda.synchronize()

@@ -88,8 +88,10 @@ class Together:
         buffer.fill([gradient * self.weight for gradient in gradients])
         for section in buffer.sections:
             self._ranks.sum_(section, "the gradients of all ranks")
-        for owner, mean in zip(owners, buffer.tensors(), strict=True):
-            owner.grad = mean.to_sparse(1) if owner.grad.is_sparse else owner.grad.copy_(mean)
+        torch._foreach_copy_(gradients, buffer.tensors())
+        for owner, mean in zip(owners, gradients, strict=True):
+            if owner.grad.is_sparse:
+                owner.grad = mean.to_sparse(1)
 
     def end(self) -> None:
         """A step is over."""

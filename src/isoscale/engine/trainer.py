@@ -241,7 +241,7 @@ class Trainer:
         self._saved = state
         self.parts.registry.load_some(("progress", "transforms"), *state)
         if self.parts.configured is not None:
-            self.parts.configured.updates = state[1]["configured"]["updates"]
+            self.parts.configured.updates = state[1].get("configured", {}).get("updates", 0)
 
     def fit(self) -> None:
         """Train to the end; raises Stopped when asked to stop, after saving."""
