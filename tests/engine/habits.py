@@ -1,7 +1,10 @@
 """Habits of people who change a module while it trains; nothing in here knows of isoscale."""
 
 import copy
+import random
 from collections import deque
+from dataclasses import dataclass
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -430,6 +433,39 @@ class ManualAccumulation(Net):
             self.optimizers().zero_grad()
 
 
+class ManualClipping(ManualAccumulation):
+    """Gradients that the task clips itself."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(functional.cross_entropy(self(batch[0]), batch[1]))
+        self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
+        optimizer.step()
+
+
+class OwnOptimizer(ManualAccumulation):
+    """An optimizer that nobody is told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mine = torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.mine.zero_grad()
+        self.manual_backward(functional.cross_entropy(self(batch[0]), batch[1]))
+        self.mine.step()
+
+
+class ManualHooks(ManualClipping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
+REFUSED_ON_RANKS = {OwnOptimizer: "configure_optimizers does not return it", ManualHooks: "sees that of one rank only"}
+
+
 class Quasi(Net):
     """LBFGS, which computes the loss as often as it likes."""
 
@@ -539,6 +575,78 @@ class LazyButKnown(Net):
         return self.head(self.backbone(inputs)) + self.more(self.backbone(inputs))
 
 
+class Phase(Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+@dataclass(slots=True)
+class Slotted:
+    count: int = 0
+
+
+class OddObjects(Net):
+    """Namespaces, slots, enumerations, dicts by them, an attribute that is deleted, one that is wound up by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.box, self.slotted, self.phase = SimpleNamespace(n=0), Slotted(), None
+        self.table, self.first, self.meters = dict.fromkeys(Phase, 0), True, [Meter()]
+        self.clock = Meter()
+
+    def on_train_epoch_start(self) -> None:
+        self.clock.count = 2
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.box.n += 1
+        self.slotted.count += 2
+        self.phase = Phase.SECOND if self.box.n % 2 else Phase.FIRST
+        self.table[self.phase] += 1
+        self.meters[0].update(0.1)
+        self.meters.append(0.5)
+        self.clock.count = max(0, self.clock.count - 1)
+        if self.box.n == 2:
+            del self.first
+        factor = 1 + 0.05 * self.box.n + 0.01 * self.slotted.count + 0.1 * self.phase.value + self.clock.count
+        factor += 0.01 * self.table[Phase.FIRST] + self.meters[0].total + 0.01 * len(self.meters)
+        return functional.cross_entropy(self(batch[0]), batch[1]) * (factor + hasattr(self, "first")) * 0.3
+
+
+class Aliases(Net):
+    """Tensors and deques that stand in two places, a view of a buffer, a temperature with an optimizer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.window = torch.zeros(()), deque([0.0], maxlen=3)
+        self.head.shared, self.head.window = self.shared, self.window
+        self.register_buffer("table", torch.zeros(4))
+        self.first = self.table[:1]
+        self.temperature = torch.zeros((), requires_grad=True)
+        self.own = torch.optim.SGD([self.temperature], lr=0.1, momentum=0.9)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.shared += 0.1
+        self.window.append(float(self.shared))
+        self.first += 0.1
+        loss = functional.cross_entropy(self(batch[0]), batch[1])
+        self.own.zero_grad()
+        (self.temperature - 0.1 * float(self.shared)).square().backward()
+        self.own.step()
+        factor = 1 + self.head.shared + sum(self.head.window) + self.table[0] + self.temperature.detach()
+        return loss * factor * 0.2
+
+
+class DrawsAnywhere(Net):
+    """Random numbers of Python and numpy in steps, and of torch in hooks."""
+
+    def on_train_epoch_start(self) -> None:
+        self.factor = float(torch.rand(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        mixed = np.random.beta(0.5, 0.5) + random.random()
+        return functional.cross_entropy(self(batch[0]), batch[1]) * (1 + mixed + self.factor)
+
+
 class Reinitialised(Net):
     """A head that starts again in every epoch, in place."""
 
@@ -551,8 +659,9 @@ HABITS = [
     Unfreezing, UnfreezingInTheStep, Freezing, AddingToTheOptimizer, EvalInInit, EvalInFitStart, EvalInEpochStart,
     FlagsInEpochStart, Curriculum, WithMeter, HiddenState, GrowingBuffer, Tied, Parametrised, Spectral, OldSpectral,
     WeightNorm, PrunedFromTheStart, OwnAverage, SwappedStorages, TorchAverage, HiddenTeacher, GradientHooks,
-    Checkpointed, OwnFunction, InPlace, Complex, Sparse, SharedByOptimizers, ManualAccumulation, Quasi,
-    ExtraStateOfTorch, OwnStateDict, ChangedSettings, LazyButKnown, Reinitialised,
+    Checkpointed, OwnFunction, InPlace, Complex, Sparse, SharedByOptimizers, ManualAccumulation, ManualClipping, Quasi,
+    ExtraStateOfTorch, OwnStateDict, ChangedSettings, LazyButKnown, OddObjects, Aliases, DrawsAnywhere,
+    Reinitialised,
 ]  # fmt: skip
 
 
@@ -576,6 +685,12 @@ class Replacing(Net):
     def on_train_epoch_start(self) -> None:
         if self.current_epoch == 1:
             self.head.weight = nn.Parameter(torch.zeros(CLASSES, self.width))
+
+
+class RegisteringLate(Net):
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.register_buffer("late", torch.zeros(2))
 
 
 class Lazy(Net):
@@ -609,6 +724,7 @@ REFUSED = {
     Growing: "parameters of the task changed in training \\(new: more.bias, more.weight\\)",
     PrunedInTraining: "new: head.weight_orig; gone: head.weight",
     Replacing: "head.weight was replaced by another parameter",
+    RegisteringLate: "the buffer late was registered in training",
     Lazy: "late.weight has no shape yet",
     Unregistered: "optimises a tensor of shape \\(3,\\) that is no parameter",
     Detached: "nothing in the loss requires a gradient",

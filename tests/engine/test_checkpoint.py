@@ -576,6 +576,7 @@ def stored_state() -> State:
     values: dict[str, dict[str, Any]] = {
         "model": {},
         "extra": {},
+        "random": {},
         "optimizer": {"0/step/model.0.weight": 12},
         "average": {},
         "schedule": {"factor": 0.5, "best": 0.125, "stalled": 1},

@@ -36,7 +36,13 @@ def stopping(module: Any, step: int) -> Any:
     return module
 
 
-@pytest.mark.parametrize("habit", habits.HABITS, ids=lambda habit: habit.__name__)
+NOT_LIGHTNINGS = {habits.DrawsAnywhere}
+"""Random numbers come from other places here."""
+
+
+@pytest.mark.parametrize(
+    "habit", [each for each in habits.HABITS if each not in NOT_LIGHTNINGS], ids=lambda habit: habit.__name__
+)
 def test_a_habit_gives_the_weights_of_lightning(habit: Any, tmp_path: Path) -> None:
     ours, theirs = habits.made(habit)[0], habits.made(habit)[0]
     before = {name: tensor.detach().clone() for name, tensor in ours.named_parameters() if not is_lazy(tensor)}
@@ -108,6 +114,13 @@ def test_a_habit_is_the_same_on_two_ranks_and_does_not_notice_a_stop_there(habit
     trained_on(2, habit, tmp_path / "stopped", 4, step=11)
     again = trained_on(2, habit, tmp_path / "stopped", 4)
     assert all(torch.equal(again[name], tensor) for name, tensor in together.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("habit", habits.REFUSED_ON_RANKS, ids=lambda habit: habit.__name__)
+def test_what_ranks_cannot_share_is_refused_there(habit: Any, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=habits.REFUSED_ON_RANKS[habit]):
+        fit_on(2, tmp_path, partial(_made, habit, 4, None), train__epochs=1)
 
 
 ON_A_GPU = [

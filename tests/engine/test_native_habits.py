@@ -447,3 +447,45 @@ def test_a_test_is_a_validation_where_there_is_no_test_step(tmp_path: Path) -> N
     run = fit(tmp_path, Validating())
     found = isoscale.test(run, data=isoscale.Sources(test=data().val), checkpoint="last")
     assert found["test/loss"] == pytest.approx(run.metrics["val/loss"])
+
+
+def test_parts_that_train_other_parameters_are_refused(tmp_path: Path) -> None:
+    class Alternating(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other, self.calls = nn.Linear(8, 3), 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.calls += 1
+            self.head.requires_grad_(self.calls % 2 == 0)
+            self.other.requires_grad_(self.calls % 2 == 1)
+            return functional.cross_entropy(
+                self(batch["input"]) + self.other(self.backbone(batch["input"])), batch["target"]
+            )
+
+    with pytest.raises(UserError, match="changes requires_grad while a batch is computed in parts"):
+        fit(tmp_path, Alternating(), train__accumulate=2)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_bad_first_step_of_an_unfrozen_layer_leaves_nothing_behind(optimizer: str, tmp_path: Path) -> None:
+    class Bad(Thawing):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return loss * float("nan") if self.epochs == 2 and batch_idx == 0 else loss
+
+    changes = {"optimizer__name": optimizer, "optimizer__lr": 0.01, "train__nan": "skip"}
+    run = fit(tmp_path, Bad(), **changes, **({} if optimizer == "sgd" else {"optimizer__momentum": None}))
+    assert all(bool(tensor.isfinite().all()) for tensor in weights(run).values())
+    assert sum(value for _, value in run.history("train/not_finite")) == 1
+
+
+def test_an_error_in_an_evaluation_leaves_modes_as_they_were(tmp_path: Path) -> None:
+    class Failing(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            raise RuntimeError("out of luck")
+
+    task = Failing()
+    with pytest.raises(RuntimeError, match="out of luck"):
+        fit(tmp_path, task)
+    assert all(module.training for module in task.modules())

@@ -22,7 +22,7 @@ from isoscale.engine.metrics import MetricStates
 from isoscale.engine.optimizers import OptimizerState, make_optimizers, path_for
 from isoscale.engine.overrides import overrides
 from isoscale.engine.precision import Precision
-from isoscale.engine.program_choice import ProgramMaker
+from isoscale.engine.program_choice import ProgramMaker, reseeder
 from isoscale.engine.programs import Program
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.roles import Role
@@ -53,6 +53,10 @@ class Assembly:
     configured: lightning.Configured | None
     transforms: Sequence[Callable[[Batch], Batch]]
     extra: ExtraState
+    reseed: Callable[[int, int], None]
+    """Seeds torch's generators for (step, part)."""
+    closing: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be undone when training is over."""
     program: Program = field(init=False)
     step: Step | None = None
     """None where the task updates its weights itself."""
@@ -70,6 +74,20 @@ def check_task(task: Any) -> None:
     if not callable(getattr(task, "training_step", None)):
         raise UserError(
             f"{type(task).__name__} has no training_step; wrap a plain network: isoscale.Supervised(model, loss='mse')"
+        )
+
+
+def buffer_names(task: nn.Module) -> set[str]:
+    """The names of buffers, also of those that are None so far."""
+    return {f"{path}.{key}".lstrip(".") for path, module in task.named_modules() for key in module._buffers}
+
+
+def check_buffers(before: set[str], now: set[str]) -> None:
+    """Refuse buffers that are registered in training: the constructor of a restart would not know them."""
+    if now - before:
+        raise UserError(
+            f"the buffer {sorted(now - before)[0]} was registered in training, so that checkpoints would not fit the "
+            "task any more; register it before training begins, as None if it has no value yet"
         )
 
 
@@ -160,8 +178,9 @@ def _assemble(
             registry.register(name, part)
     forward = Forward(task, stage, transforms, precision)
     assembly = Assembly(
-        task, found, precision, random, registry, rate, train, stage, average, configured, transforms, extra
-    )
+        task, found, precision, random, registry, rate, train, stage, average, configured, transforms, extra,
+        reseeder(settings.seed, found),
+    )  # fmt: skip
     assembly.program = ProgramMaker(
         assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer
     ).make()

@@ -37,7 +37,8 @@ _STATE = "state.json"
 State = tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Any]]]
 Upgrader = Callable[[State], State]
 UPGRADERS: dict[int, Upgrader] = {
-    1: lambda state: (state[0], {**state[1], "extra": {}}),  # which modules have besides weights and buffers
+    # what modules have besides weights and buffers, and the generators of Python and numpy
+    1: lambda state: (state[0], {**state[1], "extra": {}, "random": {}}),
 }
 """From a format to the next one: `UPGRADERS[1]` turns a state of format 1 into one of format 2."""
 _PAIRS = "complex128"

@@ -42,39 +42,37 @@ def evaluate(
     if interrupted():
         raise Interrupted
     shards: dict[int, torch.Tensor] = {}
-    before, go_back = ModuleSnapshot(task), keep(task)
-    stage.enter()
-    stage.recorder.reset()
-    terms: set[str] = set()
-    begin(task, stage.name)
-    # what a hook does at the start (swap weights, say), only that of the end takes back: then it is seen through
-    hooks = [f"on_{_NAMES[stage.name]}_{moment}" for moment in ("start", "epoch_start")]
-    is_sealed = any(overrides(task, name) for name in hooks)
-    for batch_idx in range(plan.steps_per_epoch):
-        if not is_sealed and interrupted():
-            stage.leave()
-            go_back()
-            before.restore(task)
-            raise Interrupted
-        for shard, parts in enumerate(feed.parts(batch_idx)):
-            if parts and reducer is not None:
-                shards[shard] = stage.recorder.begin_shard(shards.get(shard))
-            for part in parts:
-                terms |= _record_loss(forward, forward(part, batch_idx), part.samples.shape[0])
-    call_hook(task, f"on_{_NAMES[stage.name]}_epoch_end")
-    stage.flush(plan.num_samples)
-    if reducer is not None:
-        terms = add_up(stage, shards, terms, reducer)
-    found = stage.recorder.shown(means(stage.recorder.read().pairs()))
-    found.update(stage.take_metrics())
-    if terms and "loss" not in found:
-        found["loss"] = sum(forward.loss_weights.get(name, 1.0) * found[name] for name in sorted(terms))
-    values = {stage.full_name(name): value for name, value in found.items()}
-    if reducer is not None:
-        values = agreed_values(values, bool(shards), reducer.ranks)
-    remember(task, values)
-    call_hook(task, f"on_{_NAMES[stage.name]}_end")
-    stage.leave()
+    before, go_back = ModuleSnapshot(task, copies=True), keep(task)
+    with stage.entered():
+        stage.recorder.reset()
+        terms: set[str] = set()
+        begin(task, stage.name)
+        # what a hook does at the start (swap weights, say), only that of the end takes back: then it is seen through
+        hooks = [f"on_{_NAMES[stage.name]}_{moment}" for moment in ("start", "epoch_start")]
+        is_sealed = any(overrides(task, name) for name in hooks)
+        for batch_idx in range(plan.steps_per_epoch):
+            if not is_sealed and interrupted():
+                go_back()
+                before.restore(task)
+                raise Interrupted
+            for shard, parts in enumerate(feed.parts(batch_idx)):
+                if parts and reducer is not None:
+                    shards[shard] = stage.recorder.begin_shard(shards.get(shard))
+                for part in parts:
+                    terms |= _record_loss(forward, forward(part, batch_idx), part.samples.shape[0])
+        call_hook(task, f"on_{_NAMES[stage.name]}_epoch_end")
+        stage.flush(plan.num_samples)
+        if reducer is not None:
+            terms = add_up(stage, shards, terms, reducer)
+        found = stage.recorder.shown(means(stage.recorder.read().pairs()))
+        found.update(stage.take_metrics())
+        if terms and "loss" not in found:
+            found["loss"] = sum(forward.loss_weights.get(name, 1.0) * found[name] for name in sorted(terms))
+        values = {stage.full_name(name): value for name, value in found.items()}
+        if reducer is not None:
+            values = agreed_values(values, bool(shards), reducer.ranks)
+        remember(task, values)
+        call_hook(task, f"on_{_NAMES[stage.name]}_end")
     return values
 
 

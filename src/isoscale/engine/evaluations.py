@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from isoscale.engine.agreement import Agreement
 from isoscale.engine.assembly import Assembly
 from isoscale.engine.evaluate import evaluate
+from isoscale.engine.lightning import forget
 from isoscale.engine.monitored import check_monitors, check_without_evaluation
 from isoscale.engine.planner import Planner
 from isoscale.engine.progress import Progress
@@ -85,6 +86,7 @@ class Evaluations:
         rehearsed = replace(role, plan=limited(role.plan, 1))
         values = {**self._means("val", rehearsed), **self._surveyor.rehearse(rehearsed)}
         self.parts.train_stage.enter()
+        forget(self.parts.task)
         check_monitors(self.settings, [*values, "train/loss_epoch"], self.observers.note)
 
     def _means(self, stage: str, role: Role, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:

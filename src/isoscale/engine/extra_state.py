@@ -7,9 +7,11 @@ constructor and the hooks of a start leave it.
 
 import random
 import sys
-from collections import deque
+from argparse import Namespace
+from collections import UserDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum
+from enum import Enum, EnumType
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -17,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from isoscale.data.hashing import derive_key
 from isoscale.engine.metrics import is_metric
-from isoscale.engine.plain import MOST_ENTRIES, SCALARS, NotPlain, names_of, put_together, take_apart
+from isoscale.engine.plain import MOST_ENTRIES, SCALARS, names_of, put_together, take_apart
 from isoscale.engine.state import digest
+from isoscale.errors import UserError
 from isoscale.parallel.ranks import ALONE, Ranks
 
 _OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
@@ -37,12 +41,17 @@ _OF_ENGINE = {
 """Set on an instance while it trains."""
 _AS_IT_CAME = "_as_it_came"
 """Where a task keeps the snapshot of its first training in a process: it may be trained on, or again."""
-_SKIPPED = _OF_TORCH | _OF_ENGINE | {_AS_IT_CAME}
+_OF_TASK = _OF_TORCH | _OF_ENGINE | {_AS_IT_CAME}
+_OF_PART = _OF_TORCH | {"forward"}
 _LIBRARIES = {"torch", "torchmetrics", "lightning", "pytorch_lightning", "numpy", "isoscale", *sys.stdlib_module_names}
 """Packages whose objects are not looked into: their insides are not the user's."""
 _PLAIN_BASES = {"builtins", "abc", "typing"}
 _DEEPEST = 6
-_SMALL = 1 << 20
+MOST_COPIED = 64 << 20
+_NAMESPACES = (SimpleNamespace, Namespace, UserDict)
+"""Of Python, and made to hold what is the user's."""
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+KIND = "class and hooks"
 EXTRA = "get_extra_state"
 _PARAMETER = "parameter "
 
@@ -84,12 +93,16 @@ class Attribute(NamedTuple):
 class ModuleSnapshot:
     """Everything about a module but the values of its parameters and buffers, at one moment."""
 
-    def __init__(self, module: nn.Module, known: Iterable[Any] = (), most_entries: int = MOST_ENTRIES) -> None:
+    def __init__(
+        self, module: nn.Module, known: Iterable[Any] = (), most_entries: int = MOST_ENTRIES, copies: bool = False
+    ) -> None:
         """Look at `module`; objects in `known` (optimizers, schedulers) are saved elsewhere, as are its own parts.
 
         A list or dict with more than `most_entries` is told apart by what it is and how long, not by what is in it.
+        With `copies`, tensors are copied, and buffers too, so that `restore` can put back what is written to them.
         """
         self._most_entries = most_entries
+        self._buffers = [(each, each.clone()) for each in module.buffers()] if copies else []
         modules = dict(module.named_modules())
         registered = _registered(module, modules)
         self._known = {id(each): f"known {number}" for number, each in enumerate(known)}
@@ -104,20 +117,28 @@ class ModuleSnapshot:
         for name, child in modules.items():
             if is_metric(child):
                 continue
-            for key, value in _attributes(child):
+            self.attributes[name, KIND] = Attribute(None, {"object": name, "id": _kind(child)}, ())
+            for key, value in _attributes(child, name == ""):
                 is_scalar = type(value) in SCALARS
                 self.attributes[name, key] = (
                     Attribute(value, value, ()) if is_scalar else self._attribute(value, f"{name}/{key}")
                 )
             if type(child).get_extra_state is not nn.Module.get_extra_state:
                 self.attributes[name, EXTRA] = self._attribute(child.get_extra_state(), f"{name}/{EXTRA}")
+        if copies:
+            self.tensors = {
+                name: each.clone() if each.nbytes <= MOST_COPIED else each for name, each in self.tensors.items()
+            }
 
     def _attribute(self, value: Any, name: str) -> Attribute:
         try:
             structure = take_apart(value, name, self.tensors, self._special, self._most_entries)
-        except (NotPlain, RecursionError):
-            structure = self._opaque(value, name)
-        return Attribute(value, structure, tuple(_token(self.tensors[each]) for each in names_of(structure)))
+            tokens = tuple(_token(self.tensors[each], self._most_entries) for each in names_of(structure))
+        except Exception:  # whatever an object does when somebody looks at it
+            for each in [each for each in self.tensors if each == name or each.startswith(f"{name}.")]:
+                del self.tensors[each]
+            structure, tokens = self._opaque(value, name), ()
+        return Attribute(value, structure, tokens)
 
     def _special(self, value: Any, name: str) -> Any:
         """The structure of an object: its state where it can save itself, or its fields where they are the user's."""
@@ -129,23 +150,24 @@ class ModuleSnapshot:
         if get is not None:
             self.objects[name] = value
             return {"state": take_apart(get(value), name, self.tensors), "of": name}
-        if isinstance(value, Enum):
-            return {"enum": value.name}
-        if isinstance(value, type) or not hasattr(value, "__dict__"):
+        if isinstance(value, Enum) and type(value.value) in SCALARS:
+            return {"enum": [type(value).__module__, type(value).__qualname__, value.value]}
+        fields = _fields(value)
+        if isinstance(value, type) or fields is None:
             return None if isinstance(value, deque) else self._opaque(value, name)
         if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
             self.objects[name] = value
             return {"state": take_apart(dict(value.state_dict()), name, self.tensors), "of": name}
         own, *bases = (base.__module__.partition(".")[0] for base in type(value).__mro__)
-        if own in _LIBRARIES or ({*bases} - _PLAIN_BASES) & _LIBRARIES or name.partition("/")[2].count(".") > _DEEPEST:
+        foreign = own in _LIBRARIES or ({*bases} - _PLAIN_BASES) & _LIBRARIES
+        if (foreign and type(value) not in _NAMESPACES) or name.partition("/")[2].count(".") > _DEEPEST:
             return self._opaque(value, name)
         self.objects[name] = value
-        items = vars(value).items()
-        fields = {
+        apart = {
             key: take_apart(each, f"{name}.{key}", self.tensors, self._special, self._most_entries)
-            for key, each in items
+            for key, each in fields.items()
         }
-        return {"fields": fields, "of": name}
+        return {"fields": apart, "of": name}
 
     def _opaque(self, value: Any, name: str) -> Any:
         self.objects[name] = value
@@ -157,16 +179,20 @@ class ModuleSnapshot:
         return type(None), ()
 
     def changed(self, before: "ModuleSnapshot") -> list[Path]:
-        """The attributes that are not what they were."""
-        return [path for path, found in self.attributes.items() if found.differs(before.attributes.get(path))]
+        """The attributes that are not what they were, or not there any more."""
+        found = [path for path, found in self.attributes.items() if found.differs(before.attributes.get(path))]
+        return [*found, *(path for path in before.attributes if path not in self.attributes)]
 
     def restore(self, module: nn.Module) -> None:
         """Make modes, flags and attributes what they were at this moment."""
         _set_modes(module, self.modes)
         _set_trainable(module, self.trainable)
+        for buffer, copy in self._buffers:
+            if buffer.shape == copy.shape:
+                buffer.copy_(copy)
         for path in ModuleSnapshot(module).changed(self):
             owner = module.get_submodule(path[0])
-            if path in self.attributes:
+            if path in self.attributes and path[1] != KIND:
                 attribute = self.attributes[path]
                 object.__setattr__(owner, path[1], attribute.value)  # the same object, then what was in it
                 _give(owner, path[1], attribute.structure, self.tensors, None, _registered(module))
@@ -174,22 +200,49 @@ class ModuleSnapshot:
                 del vars(owner)[path[1]]
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _fields(value: Any) -> dict[str, Any] | None:
+    """The fields of an object, in its dict and its slots; None where it has neither."""
+    slots = [name for cls in type(value).__mro__ for name in _names(vars(cls).get("__slots__", ()))]
+    if not slots and not hasattr(value, "__dict__"):
+        return None
+    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _kind(module: nn.Module) -> list[Any]:
+    """The class of a module, and which hooks are on it and on its parameters."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    of_parameters = [
+        (key, *(tuple(getattr(parameter, name, None) or ()) for name in _HOOKS))
+        for key, parameter in module._parameters.items()
+        if parameter is not None and any(getattr(parameter, name, None) for name in _HOOKS)
+    ]
+    return [type(module).__qualname__, *(tuple(each) for each in hooks if each), *of_parameters]
+
+
+def _attributes(module: nn.Module, is_task: bool) -> Iterator[tuple[str, Any]]:
     """What a user may have put on a module; tensors that torch's own reparametrisations derive are no state."""
     derived = {name.removesuffix(end) for name in module._parameters for end in ("_orig", "_g") if name.endswith(end)}
-    skipped = _SKIPPED | _OF_LIGHTNING if hasattr(type(module), "automatic_optimization") else _SKIPPED
+    skipped = _OF_TASK if is_task else _OF_PART
+    if hasattr(type(module), "automatic_optimization"):
+        skipped = skipped | _OF_LIGHTNING
     for key, value in list(vars(module).items()):
         if key not in skipped and key not in derived:
             yield key, value
 
 
-def _token(tensor: Tensor) -> tuple[Any, ...]:
+def _token(tensor: Tensor, most_entries: int) -> tuple[Any, ...]:
     """Which tensor this is, and as far as that is cheap, what is in it; never waits for a device."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     version = 0 if tensor.is_inference() else tensor._version
     content = None
     if tensor.device.type == "cpu" and tensor.numel():
-        values = tensor.detach().reshape(-1)
-        few = values if values.nbytes <= _SMALL else values[:: -(-values.nbytes // _SMALL)]
+        values, most = tensor.reshape(-1), 1024 * most_entries
+        few = values if values.nbytes <= most else values[:: -(-values.nbytes // most)]
         content = crc32(few.contiguous().view(torch.uint8).numpy().data)
     place = tensor.data_ptr() if content is None else None
     return place, version, str(tensor.dtype), tuple(tensor.shape), content
@@ -232,7 +285,9 @@ def _give(
         if "object" in found:
             return live
         if "enum" in found:
-            return type(live)[found["enum"]] if isinstance(live, Enum) else live
+            return _member(*found["enum"])
+        if live is None:
+            return None if "state" in found or "fields" in found else NotImplemented
         if "state" in found:
             state = put_together(found["state"], tensors, device=device)
             put = next((put for kind, (_, put) in _GENERATORS.items() if isinstance(live, kind)), None)
@@ -253,6 +308,16 @@ def _give(
         object.__setattr__(owner, key, value_of(structure, getattr(owner, key, None)))
 
 
+def _member(module: str, name: str, value: Any) -> Any:
+    """A member of an enumeration that the program has: nothing is imported for it."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, EnumType):
+        raise UserError(f"the checkpoint holds a member of {module}.{name}, which is no enumeration any more")
+    return found(value)
+
+
 def _nodes(structure: Any) -> Iterator[dict[str, Any]]:
     """The objects in a structure."""
     if isinstance(structure, dict):
@@ -264,8 +329,14 @@ def _nodes(structure: Any) -> Iterator[dict[str, Any]]:
             yield from _nodes(entry)
 
 
-def _is_plain(attribute: Attribute) -> bool:
-    return not any(_nodes(attribute.structure))
+def _cloned(snapshot: ModuleSnapshot, attribute: Attribute) -> dict[str, Tensor]:
+    return {name: snapshot.tensors[name].clone() for name in names_of(attribute.structure)}
+
+
+def _kind_of(attribute: Attribute) -> str:
+    """What an attribute is, for people."""
+    is_hooks = attribute.value is None and isinstance(attribute.structure, dict)
+    return str(attribute.structure["id"][0]) if is_hooks else type(attribute.value).__name__
 
 
 class ExtraState:
@@ -283,17 +354,19 @@ class ExtraState:
         self._say = say
         self.share: Callable[[], float] = lambda: 1.0
         """By how much the gradients of this rank count among those of all."""
-        self._start: ModuleSnapshot = vars(task).get(_AS_IT_CAME) or ModuleSnapshot(task, self._known)
+        self._start: ModuleSnapshot = vars(task).get(_AS_IT_CAME) or ModuleSnapshot(task, self._known, copies=True)
         object.__setattr__(task, _AS_IT_CAME, self._start)
 
     def unsaved(self) -> dict[str, str]:
         """Attributes that have changed and cannot be saved: how a person writes them, and what they are."""
         now = ModuleSnapshot(self._task, self._known)
         paths = [path for path in now.changed(self._start) if not self._can_be_saved(path, now)]
-        return {".".join(["self", *filter(None, path)]): type(now.attributes[path].value).__name__ for path in paths}
+        return {".".join(["self", *filter(None, path)]): _kind_of(now.attributes[path]) for path in paths}
 
     def _can_be_saved(self, path: Path, now: ModuleSnapshot) -> bool:
         """What objects hold is put into those that the constructor makes: they must be the same ones still."""
+        if path not in now.attributes:
+            return True
         for node in _nodes(now.attributes[path].structure):
             name = node.get("of")
             if name is None or self._start.objects.get(name) is not now.objects[name]:
@@ -306,8 +379,9 @@ class ExtraState:
         start = self._start
         attributes: dict[str, dict[str, Any]] = {}
         tensors: dict[str, Tensor] = {}
-        for path in now.changed(start):
-            if self._can_be_saved(path, now):
+        changed = now.changed(start)
+        for path in changed:
+            if path in now.attributes and self._can_be_saved(path, now):
                 structure = now.attributes[path].structure
                 attributes.setdefault(path[0], {})[path[1]] = structure
                 tensors.update({name: now.tensors[name].detach() for name in names_of(structure)})
@@ -317,6 +391,7 @@ class ExtraState:
                 name: flag for name, flag in now.trainable.items() if flag != start.trainable.get(name, flag)
             },
             "attributes": attributes,
+            "deleted": [list(path) for path in changed if path not in now.attributes],
         }
         if self._keeps_gradients:
             found = {name: each.grad for name, each in self._task.named_parameters() if each.grad is not None}
@@ -360,12 +435,14 @@ class ExtraState:
         task, start = self._task, self._start
         _set_modes(task, {**start.modes, **values.get("modes", {})})
         _set_trainable(task, {**start.trainable, **values.get("trainable", {})})
-        now = ModuleSnapshot(task, self._known)
-        for path in now.changed(start):  # of a task that was trained before in this process
+        now, registered = ModuleSnapshot(task, self._known), _registered(task)
+        for path in now.changed(start):  # by hooks, or in an earlier training in this process, and not saved
             before = start.attributes.get(path)
-            if before is not None and _is_plain(before) and _is_plain(now.attributes[path]):
+            if before is not None and self._can_be_saved(path, now) and self._can_be_saved(path, start):
                 owner = task.get_submodule(path[0])
-                _give(owner, path[1], before.structure, start.tensors, None, _registered(task))
+                _give(owner, path[1], before.structure, _cloned(start, before), None, registered)
+        for name, key in values.get("deleted", ()):
+            vars(task.get_submodule(name)).pop(key, None)
         give_attributes(task, tensors, values)
         if self._keeps_gradients:
             saved = values.get("gradients", {})
@@ -378,6 +455,32 @@ class ExtraState:
 
 def _dense(tensor: Tensor) -> Tensor:
     return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def seed_host_generators(seed: int) -> None:
+    """Let Python's and numpy's global generators begin where the seed of a run says."""
+    key = derive_key(seed, "generators of the host")[0]
+    random.seed(key)
+    np.random.seed(key % 2**32)
+
+
+class HostGenerators:
+    """Where Python's and numpy's global generators are, from which a step may draw."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Both states, as plain numbers."""
+        version, numbers, gauss = random.getstate()
+        state: Any = np.random.get_state()
+        _, key, *rest = state
+        return {}, {"python": [version, list(numbers), gauss], "numpy": [key.tolist(), *rest]}
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over both; earlier versions did not save them."""
+        if values:
+            version, numbers, gauss = values["python"]
+            random.setstate((version, tuple(numbers), gauss))
+            key, *rest = values["numpy"]
+            np.random.set_state(("MT19937", np.array(key, np.uint32), *rest))
 
 
 def give_attributes(task: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:

@@ -76,8 +76,11 @@ class _Group:
         self._kernel = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
 
     def is_current(self, optimizer: Adam) -> bool:
-        """Whether the states are still those of the optimizer, as the first one tells."""
-        return not self.parameters or optimizer.state[self.parameters[0]].get("exp_avg") is self._means[0]
+        """Whether the states are still those of the optimizer."""
+        states = optimizer.state
+        return all(
+            states.get(each, {}).get("exp_avg") is mean for each, mean in zip(self.parameters, self._means, strict=True)
+        )
 
     def update(self, gradients: list[Any], found_inf: Tensor | None) -> None:
         """One call of the kernel, which does nothing where `found_inf` is 1; the counters then stay as well."""

@@ -7,6 +7,7 @@ A module finds what it expects: `self.log`, `self.trainer` with the common attri
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -218,6 +219,13 @@ def remember(task: Any, values: Mapping[str, float]) -> None:
         view.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
 
 
+def forget(task: Any) -> None:
+    """Let a LightningModule find no metrics: those of a rehearsal mean nothing."""
+    view = task.__dict__.get("_trainer")
+    if isinstance(view, TrainerView):
+        view.callback_metrics.clear()
+
+
 def _refuse(task: Any) -> None:
     advice = [f"{name} ({instead})" for name, instead in _REFUSED_HOOKS.items() if overrides(task, name)]
     if advice:
@@ -409,11 +417,8 @@ class Configured:
             raise UserError(f"the checkpoint's optimizer knows {unknown[0]!r}, which is no parameter of the model")
         if [self._names(group["params"]) for group in optimizer.param_groups] == members:
             return
-        first = optimizer.param_groups[0]
-        groups = [
-            *optimizer.param_groups[: len(members)],
-            *[dict(first) for _ in members[len(optimizer.param_groups) :]],
-        ]
+        first, added = _settings(optimizer.param_groups[0]), members[len(optimizer.param_groups) :]
+        groups = [*optimizer.param_groups[: len(members)], *[deepcopy(first) for _ in added]]
         for group, names in zip(groups, members, strict=True):
             group["params"] = [parameters[name] for name in names]
         optimizer.param_groups[:] = groups

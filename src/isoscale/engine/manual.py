@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from isoscale.data.batches import Plan
 from isoscale.engine.config import Train
 from isoscale.engine.ema import Average
+from isoscale.engine.lightning import clip_gradients
 from isoscale.engine.optimizers import set_lr
 from isoscale.engine.precision import Precision
 from isoscale.engine.recorder import Recorder
@@ -40,8 +42,8 @@ class Together:
     each update. What was recorded is added up after each step.
     """
 
-    def __init__(self, ranks: Ranks, plan: Plan, recorder: Recorder, optimizers: list[Any]) -> None:
-        """Average before the updates of `optimizers`."""
+    def __init__(self, ranks: Ranks, plan: Plan, recorder: Recorder, optimizers: list[Any], task: nn.Module) -> None:
+        """Average before the updates of `optimizers`, which must be all that update the parameters of `task`."""
         if plan.smallest < ranks.world:
             raise UserError(
                 f"the task updates its weights itself (manual optimisation), and a batch of {plan.smallest} samples "
@@ -51,12 +53,41 @@ class Together:
         self.weight = 1.0
         """By how much the gradients of this rank count among those of all."""
         self._record: Tensor | None = None
-        for optimizer in [] if ranks.alone else optimizers:
-            optimizer.register_step_pre_hook(self._before_update)
+        self._optimizers, self._parameters = optimizers, dict(task.named_parameters())
+        self._handles = []
+        if not ranks.alone:
+            self._handles = [optimizer.register_step_pre_hook(self._before_update) for optimizer in optimizers]
+            self._handles.append(register_optimizer_step_pre_hook(self._refuse_others))
+            object.__setattr__(task, "clip_gradients", self._clip)
+
+    def close(self) -> None:
+        """Training is over."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _refuse_others(self, optimizer: Any, *arguments: Any) -> None:
+        own = {id(parameter) for parameter in self._parameters.values()}
+        is_known = any(optimizer is each for each in self._optimizers)
+        if not is_known and any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+            raise UserError(
+                f"{type(optimizer).__name__} updates parameters of the task, but configure_optimizers does not return "
+                "it, so that each rank would update its own: return it there, and take it from self.optimizers()"
+            )
+
+    def _clip(self, optimizer: Any, *arguments: Any, **options: Any) -> None:
+        """Clip the gradients of all ranks together; averaged again before the update, they stay what they are."""
+        self._average(optimizer)
+        clip_gradients(optimizer, *arguments, **options)
 
     def begin(self, step: int) -> None:
         """A step begins."""
         if not self._ranks.alone:
+            for name, parameter in self._parameters.items():
+                if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                    raise UserError(
+                        f"{name} has a hook on its gradient, which under manual optimisation sees that of one rank "
+                        "only; change gradients in on_before_optimizer_step instead"
+                    )
             size = self._plan.size(step)
             self.weight = self._plan.share(size).count / size
             self._record = self._recorder.begin_shard()

@@ -159,9 +159,12 @@ def _sgd_step(optimizer: SGD, ordinary: Callable[[], Any]) -> None:
         late = [each for each in moving if optimizer.state[each].get("momentum_buffer") is None]
         if len(late) < len(moving):
             for parameter in late:  # such that it is the gradient after this step, as in any first one
-                gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
-                factor = group["dampening"] / group["momentum"]
-                optimizer.state[parameter]["momentum_buffer"] = gradient.detach().mul_(factor)
+                momentum = torch.zeros_like(parameter)
+                if group["dampening"]:
+                    gradient = -parameter.grad if group["maximize"] else parameter.grad
+                    gradient = torch.nan_to_num(gradient.add(parameter.detach(), alpha=group["weight_decay"]))
+                    momentum = gradient * (group["dampening"] / group["momentum"])
+                optimizer.state[parameter]["momentum_buffer"] = momentum
     ordinary()
 
 

@@ -1,7 +1,8 @@
 """Plain Python data as JSON with its tensors aside: what a checkpoint can hold of what people keep in attributes."""
 
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ SCALARS = (bool, int, float, str, type(None))
 _SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
     "list": list, "tuple": tuple, "set": set, "frozenset": frozenset,
 }  # fmt: skip
+_DICTS: dict[str, Callable[[dict[Any, Any]], Any]] = {"Counter": Counter, "OrderedDict": OrderedDict}
 MOST_ENTRIES = 100_000
 
 
@@ -52,20 +54,14 @@ def take_apart(
         return take_apart(entry, f"{name}.{number}", tensors, special, most_entries)
 
     if isinstance(value, dict):
-        return {
-            "dict": [[inside(key, f"{n}.key"), inside(entry, _place(key, n))] for n, (key, entry) in enumerate(entries)]
-        }
+        pairs = [[inside(key, f"{n}.key"), inside(entry, n)] for n, (key, entry) in enumerate(entries)]
+        return {"dict": pairs, **({"type": type(value).__name__} if type(value) in _DICTS.values() else {})}
     if isinstance(value, deque):
         return {"deque": [inside(entry, n) for n, entry in enumerate(value)], "maxlen": value.maxlen}
     if type(value).__name__ in _SEQUENCES and type(value).__module__ == "builtins":
         ordered = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
         return {type(value).__name__: [inside(entry, n) for n, entry in enumerate(ordered)]}
     return _refused(value)
-
-
-def _place(key: Any, number: int) -> str:
-    """A name for an entry of a dict that a person understands, where its key allows it."""
-    return key if isinstance(key, str) and key and "/" not in key else str(number)
 
 
 def _refused(value: Any) -> Any:
@@ -89,10 +85,14 @@ def put_together(
     if known is not NotImplemented:
         return known
     if "tensor" in structure:
-        tensor = tensors[structure["tensor"]]
-        return tensor if device is None or structure.get("at") == "cpu" else tensor.to(device)
+        return _same_tensor(live, tensors[structure["tensor"]], None if structure.get("at") == "cpu" else device)
     if "array" in structure:
-        return tensors[structure["array"]].cpu().numpy().copy()
+        array = tensors[structure["array"]].cpu().numpy().copy()
+        fits = isinstance(live, np.ndarray) and (live.shape, live.dtype) == (array.shape, array.dtype)
+        if fits and live.flags.writeable:
+            live[...] = array
+            return live
+        return array
     if "number" in structure:
         return np.dtype(structure["dtype"]).type(structure["number"])
 
@@ -106,25 +106,52 @@ def put_together(
         for key, entry in pairs:
             own = inside(key)
             found[own] = inside(entry, live.get(own) if isinstance(live, dict) else None)
-        return _filled(live, found) if isinstance(live, dict) else found
+        if isinstance(live, dict):
+            live.clear()
+            live.update(found)
+            return live
+        return _DICTS.get(structure.get("type", ""), dict)(found)
     if "deque" in structure:
-        return deque((inside(entry) for entry in structure["deque"]), structure["maxlen"])
+        same = isinstance(live, deque) and live.maxlen == structure["maxlen"]
+        there = list(live) if same else []
+        content = enumerate(structure["deque"])
+        values = [inside(entry, there[number] if number < len(there) else None) for number, entry in content]
+        if same:
+            live.clear()
+            live.extend(values)
+            return live
+        return deque(values, structure["maxlen"])
     for kind, make in _SEQUENCES.items():
         if kind in structure:
             content = structure[kind]
-            fits = isinstance(live, list | tuple) and len(live) == len(content)
-            values = [inside(entry, live[number] if fits else None) for number, entry in enumerate(content)]
+            there = list(live) if isinstance(live, list | tuple) else []
+            values = [
+                inside(entry, there[number] if number < len(there) else None) for number, entry in enumerate(content)
+            ]
             if kind == "list" and isinstance(live, list):
                 live[:] = values
                 return live
+            if kind == "set" and isinstance(live, set):
+                live.clear()
+                live.update(values)
+                return live
             return make(values)
-    return structure.get("value")
+    return structure.get("value")  # as reproducers of earlier versions have it
 
 
-def _filled(live: dict[Any, Any], found: dict[Any, Any]) -> dict[Any, Any]:
-    live.clear()
-    live.update(found)
-    return live
+def _same_tensor(live: Any, tensor: Tensor, device: Any) -> Tensor:
+    """A tensor that is there already with new values, so that others who hold it see them; else the new one."""
+    if isinstance(live, Tensor) and (live.shape, live.dtype, live.layout) == (
+        tensor.shape,
+        tensor.dtype,
+        torch.strided,
+    ):
+        if live is tensor:
+            return live
+        with suppress(RuntimeError):  # of a tensor that shares its memory with itself, say
+            live.data.copy_(tensor)
+            return live
+    return tensor if device is None else tensor.to(device)
 
 
 def names_of(structure: Any) -> Iterator[str]:

@@ -45,7 +45,7 @@ class ProgramMaker:
 
     def __post_init__(self) -> None:
         """What every program needs."""
-        self._reseed = reseeder(self.settings.seed, self.parts.accelerator)
+        self._reseed = self.parts.reseed
         task, configured = self.parts.task, self.parts.configured
         plan, own = self.parts.train.plan, self.reducer.ranks
         self._after_step = hooks.after_step(
@@ -92,8 +92,9 @@ class ProgramMaker:
         manual.check(plan, self.settings.train, parts.precision)
         hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers)
         rate = None if parts.configured else parts.rate
-        together = manual.Together(self.reducer.ranks, plan, parts.train_stage.recorder, self.optimizers)
+        together = manual.Together(self.reducer.ranks, plan, parts.train_stage.recorder, self.optimizers, parts.task)
         parts.extra.share = lambda: together.weight
+        parts.closing.append(together.close)
         return ManualProgram(
             self.forward, parts.random, self._reseed, parts.train.feed, plan,
             manual.before(rate, self.optimizers, self._before_fetch, together),

@@ -1,6 +1,7 @@
 """What a task does in a stage (train, val, test), and where the values go that it logs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -87,6 +88,15 @@ class Stage:
         object.__setattr__(self.task, "log", self.log)
         object.__setattr__(self.task, "log_dict", self.log_dict)
         object.__setattr__(self.task, "in_stored_units", self.units.stored_in_full)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """In the stage for a while, also where that ends in an error."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """Give the task its own `log` back, and every module the mode that it had."""

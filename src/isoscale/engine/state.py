@@ -114,7 +114,11 @@ def as_real(tensor: Tensor) -> Tensor:
 
 def digest(tensor: Tensor) -> Tensor:
     """A hash of a tensor's bits, on its device."""
-    return torch.hash_tensor(as_real(tensor)).view(torch.int64)
+    if not tensor.numel():
+        return torch.zeros((), dtype=torch.int64, device=tensor.device)
+    real = as_real(tensor)
+    known = real.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)
+    return torch.hash_tensor(real if known else real.contiguous().view(torch.uint8)).view(torch.int64)
 
 
 def same_bits(one: Tensor, two: Tensor) -> bool:
@@ -182,7 +186,8 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for path, owner in module.named_modules():
         for key, buffer in owner._buffers.items():
             saved = tensors.get(f"{path}.{key}" if path else key)
-            if saved is not None and (buffer is None or buffer.shape != saved.shape):
+            is_same = buffer is not None and saved is not None and buffer.shape == saved.shape
+            if saved is not None and not (is_same and buffer.dtype == saved.dtype):
                 like = buffer if buffer is not None else next(iter(module.parameters()), saved)
                 owner._buffers[key] = saved.to(like.device, copy=True)
     copy_weights(module, tensors)

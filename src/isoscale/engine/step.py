@@ -276,7 +276,7 @@ class Step:
         found = [parameter for parameter in self.parameters if parameter.requires_grad]
         if not found:
             raise UserError(_UNTRAINABLE)
-        if before and len(found) != len(before):
+        if before and [id(each) for each in found] != [id(each) for each in before]:
             raise UserError(
                 "training_step changes requires_grad while a batch is computed in parts, which then do not fit "
                 "together; change it in on_train_epoch_start or on_train_batch_start, or use train.accumulate=1"
@@ -461,6 +461,7 @@ def hooks_put_off(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             hooks.update(entries)
 
 
+@torch.no_grad()
 def call_hooks(parameters: Sequence[nn.Parameter]) -> None:
     """Call the hooks that people have put on parameters, with the gradient of the whole batch."""
     for parameter in parameters:

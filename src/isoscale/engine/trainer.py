@@ -13,17 +13,27 @@ from torch.nn.parameter import is_lazy
 
 from isoscale.data import keyed
 from isoscale.data.device_feed import DeviceFeed
+from isoscale.data.samples import kept_generators
 from isoscale.data.shards import check_world
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine import lightning
 from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.agreement import Agreement
-from isoscale.engine.assembly import Assembly, assemble, check_parameters, check_task, place
+from isoscale.engine.assembly import (
+    Assembly,
+    assemble,
+    buffer_names,
+    check_buffers,
+    check_parameters,
+    check_task,
+    place,
+)
 from isoscale.engine.cadence import Cadence
 from isoscale.engine.checkpoint import State
 from isoscale.engine.config import Limit
 from isoscale.engine.evaluate import Interrupted, call_hook
 from isoscale.engine.evaluations import Evaluations
+from isoscale.engine.extra_state import HostGenerators, seed_host_generators
 from isoscale.engine.fitting import FittedStates, fit, fitted
 from isoscale.engine.journal import Journal
 from isoscale.engine.loaders import read_dataset
@@ -92,6 +102,7 @@ class Trainer:
         self._saved: State | None = None
         """A checkpoint that waits until the hooks of a start have run."""
         self._parameters: dict[str, nn.Parameter] = {}
+        self._buffers: set[str] = set()
         self._unsaved: set[str] = set()
 
     def prepare(
@@ -229,6 +240,7 @@ class Trainer:
         registry.register("journal", self.journal)
         registry.register("progress", self.progress)
         registry.register("order", OrderState(self.settings.seed, self.train.plan, self.progress))
+        registry.register("random", HostGenerators())
         registry.register("best", self.best)
         registry.register("patience", self.patience)
         registry.register("log", LogState(self._metric_log))
@@ -237,6 +249,7 @@ class Trainer:
         """Take over the state of a checkpoint: now, or when the hooks of a start have run, whose doing it overrules."""
         if not any(overrides(self.parts.task, name) for name in _START_HOOKS):
             self.parts.registry.load(*state)
+            lightning.remember(self.parts.task, self.progress.values)
             return
         self._saved = state
         self.parts.registry.load_some(("progress", "transforms"), *state)
@@ -257,6 +270,8 @@ class Trainer:
             self._watch()
             stack.enter_context(self._saver or nullcontext())
             stack.enter_context(keyed.use(self.parts.random))
+            stack.enter_context(kept_generators())
+            seed_host_generators(self.settings.seed)
             stack.enter_context(self.parts.precision.applied())
             stack.enter_context(self._stream())
             stack.callback(self.release)
@@ -283,6 +298,7 @@ class Trainer:
             call_hook(self.parts.task, "on_train_epoch_start")
         self.parts.train_stage.forget()
         self.parts.registry.load(*self._saved)
+        lightning.remember(self.parts.task, self.progress.values)
 
     def _get_ready(self) -> None:
         get_ready = getattr(self.parts.task, "get_ready", None)
@@ -306,7 +322,7 @@ class Trainer:
             call_hook(task, "on_train_start")
         self._saved = None
         self.parts.train_stage.enter()
-        self._parameters = dict(task.named_parameters())
+        self._parameters, self._buffers = dict(task.named_parameters()), buffer_names(task)
         self._tell_modes()
         self._clock = time.perf_counter()
         self.journal.start_clock()
@@ -317,6 +333,7 @@ class Trainer:
                 self._at_boundary(plan.due(progress.step))
             while progress.step < plan.num_steps and not progress.ended and not self.agreed.stopped:
                 if progress.step % self.train.plan.steps_per_epoch == 0:
+                    self.parts.reseed(progress.step, 254)
                     call_hook(task, "on_train_epoch_start")
                 self._advance(plan.next_boundary(progress.step))
                 self._at_boundary(plan.due(progress.step))
@@ -362,6 +379,7 @@ class Trainer:
     def _at_boundary(self, due: Due) -> None:
         """What is due after a step; each thing once, also when a run is continued here."""
         progress = self.progress
+        self.parts.reseed(progress.step, 253)  # for hooks that draw: what they get follows from the step alone
         if self._saver:
             self._saver.check()
         if due.log and progress.logged_at != progress.step:
@@ -479,6 +497,8 @@ class Trainer:
         self._count_seconds()
         self.progress.saved_at = self.progress.step
         self._tell_unsaved()
+        if self.started:
+            check_buffers(self._buffers, buffer_names(self.parts.task))
         with self.journal.saving():
             state = self.parts.registry.together()
             if self._saver is not None:
@@ -510,6 +530,8 @@ class Trainer:
                 role.feed.close()
         self._undo()
         if hasattr(self, "parts"):
+            while self.parts.closing:
+                self.parts.closing.pop()()
             lightning.detach(self.parts.task)
 
 
