@@ -480,6 +480,17 @@ def test_a_bad_first_step_of_an_unfrozen_layer_leaves_nothing_behind(optimizer: 
     assert sum(value for _, value in run.history("train/not_finite")) == 1
 
 
+def test_hooks_on_the_recipes_optimizer_are_called(tmp_path: Path) -> None:
+    class Listening(EpochInTheLoss):
+        def on_fit_start(self) -> None:
+            self.updates: list[int] = []
+            self.optimizers().register_step_post_hook(lambda *_: self.updates.append(self.global_step))
+
+    task = Listening()
+    fit(tmp_path, task)
+    assert len(task.updates) == 4 * PER_EPOCH
+
+
 def test_an_error_in_an_evaluation_leaves_modes_as_they_were(tmp_path: Path) -> None:
     class Failing(Plain):
         def validation_step(self, batch: Any, batch_idx: int) -> Any:

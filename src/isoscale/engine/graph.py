@@ -17,6 +17,7 @@ from isoscale.engine import metrics
 from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.extra_state import ModuleSnapshot
 from isoscale.engine.lightning import TrainerView
+from isoscale.engine.optimizers import listeners
 from isoscale.engine.profile import Marks, Profile
 from isoscale.engine.programs import EagerProgram, Inputs, launches
 from isoscale.engine.state import Registry
@@ -76,6 +77,7 @@ class Conditions:
             for optimizer in optimizers
             for group in optimizer.param_groups
         ]
+        self._listeners = [listeners(optimizer) for optimizer in optimizers]
 
     def difference(self, other: "Conditions") -> str | None:
         """What is not as it was, in words."""
@@ -88,6 +90,7 @@ class Conditions:
             ("which parameters require gradients", one.trainable, two.trainable),
             ("which parameters and buffers there are", self._places, other._places),
             ("settings of the optimizer", self._settings, other._settings),
+            ("hooks on the optimizer", self._listeners, other._listeners),
             ("what depends on self.current_epoch", self.epoch, other.epoch),
         ):
             if before != after:
@@ -286,6 +289,8 @@ class GraphedProgram:
         changed = before.difference(Conditions(self._step, before.epoch))
         if changed is not None:
             return f"training_step changes {changed}, which a replay would not do again"
+        if any(listeners(optimizer) for optimizer in self._step.optimizers):
+            return "somebody has put hooks on the steps of the optimizer, which run on the host"
         if "global_step" in self._view.read:
             return "training_step reads self.global_step, which a replay would not see changing"
         if "batch_idx" in self._view.read:

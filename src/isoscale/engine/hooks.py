@@ -98,6 +98,11 @@ class HookedStep(Step):
                 self._hooks["configure_gradient_clipping"](optimizer, self._clip, algorithm)
         super()._update()
 
+    def notice_listeners(self) -> None:
+        """The task's own `optimizer_step` calls the optimizer as it is."""
+        if "optimizer_step" not in self._hooks:
+            super().notice_listeners()
+
     def ask(self, optimizer: Optimizer) -> None:
         """Let the task update its weights; the closure that it is given has run already."""
         epoch = getattr(self.forward.task, "current_epoch", 0)

@@ -136,14 +136,18 @@ def _build(
         raise UserError(f"optimizer {cls.__name__} refuses its arguments: {error}") from None
 
 
+def listeners(optimizer: Optimizer) -> tuple[int, ...]:
+    """The hooks that somebody has put on the steps of an optimizer."""
+    return (*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks)
+
+
 def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
     """The optimizer's update without what torch wraps around it, a third of a small step on a CPU.
 
     Where somebody has put a hook or a counter on it (a scheduler of torch does), the wrapper stays.
     """
     inner = getattr(type(optimizer).step, "__wrapped__", None)
-    listeners = (*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks)
-    if inner is None or listeners or "step" in vars(optimizer):
+    if inner is None or listeners(optimizer) or "step" in vars(optimizer):
         return optimizer.step
     ordinary = partial(inner, optimizer)
     if isinstance(optimizer, SGD) and optimizer.defaults["fused"] and optimizer.defaults["momentum"]:

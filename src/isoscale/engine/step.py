@@ -15,7 +15,7 @@ from isoscale.data.feed import Part
 from isoscale.data.keyed import StepRandom
 from isoscale.engine.ema import Average
 from isoscale.engine.losses import as_pair
-from isoscale.engine.optimizers import plain_step, set_lr
+from isoscale.engine.optimizers import listeners, plain_step, set_lr
 from isoscale.engine.overlap import Overlap, overlapped
 from isoscale.engine.pairs import Pair, as_total
 from isoscale.engine.precision import Precision
@@ -209,6 +209,12 @@ class Step:
         if not unguarded:
             self.soundness.end()
         self.mark("optimizer")
+
+    def notice_listeners(self) -> None:
+        """Let hooks be called that somebody has put on an optimizer since the step was made."""
+        for number, optimizer in enumerate(self.optimizers):
+            if self.plain and listeners(optimizer):
+                self._steps[number] = optimizer.step
 
     def mark(self, phase: str) -> None:
         """A phase of the step is over."""

@@ -348,6 +348,8 @@ class Trainer:
         """Train up to a boundary, or to where a trace ends before it."""
         progress, profile = self.progress, self.profile
         check_parameters(self._parameters, dict(self.parts.task.named_parameters()))
+        if self.parts.step is not None:
+            self.parts.step.notice_listeners()
         boundary, guarded = self._guarded(boundary)
         program = self.parts.program
         visibly = self.exhibition.distributions and self.plan.due(boundary).evaluate
