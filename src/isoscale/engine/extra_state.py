@@ -48,6 +48,7 @@ _LIBRARIES = {"torch", "torchmetrics", "lightning", "pytorch_lightning", "numpy"
 _PLAIN_BASES = {"builtins", "abc", "typing"}
 _DEEPEST = 6
 MOST_COPIED = 64 << 20
+"""Bytes of a tensor that is copied to be put back: larger ones are tables, and are not written to."""
 _NAMESPACES = (SimpleNamespace, Namespace, UserDict)
 """Of Python, and made to hold what is the user's."""
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -102,7 +103,8 @@ class ModuleSnapshot:
         With `copies`, tensors are copied, and buffers too, so that `restore` can put back what is written to them.
         """
         self._most_entries = most_entries
-        self._buffers = [(each, each.clone()) for each in module.buffers()] if copies else []
+        buffers = [each for each in module.buffers() if each.nbytes <= MOST_COPIED] if copies else []
+        self._buffers = [(each, each.clone()) for each in buffers]
         modules = dict(module.named_modules())
         registered = _registered(module, modules)
         self._known = {id(each): f"known {number}" for number, each in enumerate(known)}
