@@ -49,6 +49,18 @@ def test_tensors_and_arrays_come_back_as_they_were() -> None:
     assert type(again["d"][0]) is np.float32 and np.array_equal(again["read"], value["read"])
 
 
+def test_no_two_tensors_get_the_same_name() -> None:
+    value = {
+        "a.b": torch.ones(1),
+        "a": {"b": torch.zeros(1), "0": torch.full((1,), 2.0)},
+        "1": torch.ones(2),
+        7: [torch.zeros(2)],
+    }
+    again = put_together(*through_json(value))
+    assert again["a.b"] is value["a.b"] and again["a"]["b"] is value["a"]["b"] and again["a"]["0"] is value["a"]["0"]
+    assert again["1"] is value["1"] and again[7][0] is value[7][0]
+
+
 def test_what_is_there_already_is_filled_and_stays_the_same_object() -> None:
     live = {"list": [1, 2], "gone": 1, "dict": {"a": 1}}
     inner = live["list"], live["dict"]

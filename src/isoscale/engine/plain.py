@@ -54,7 +54,7 @@ def take_apart(
         return take_apart(entry, f"{name}.{number}", tensors, special, most_entries)
 
     if isinstance(value, dict):
-        pairs = [[inside(key, f"{n}.key"), inside(entry, n)] for n, (key, entry) in enumerate(entries)]
+        pairs = [[inside(key, f"{n}.key"), inside(entry, _place(key, n))] for n, (key, entry) in enumerate(entries)]
         return {"dict": pairs, **({"type": type(value).__name__} if type(value) in _DICTS.values() else {})}
     if isinstance(value, deque):
         return {"deque": [inside(entry, n) for n, entry in enumerate(value)], "maxlen": value.maxlen}
@@ -62,6 +62,11 @@ def take_apart(
         ordered = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
         return {type(value).__name__: [inside(entry, n) for n, entry in enumerate(ordered)]}
     return _refused(value)
+
+
+def _place(key: Any, number: int) -> object:
+    """A name for an entry of a dict: its key, where that is a word, which no number and no nested name can be."""
+    return key if isinstance(key, str) and key.isidentifier() else number
 
 
 def _refused(value: Any) -> Any:
