@@ -1,12 +1,14 @@
 """How long a training takes to its first step, and where that goes, beside a minimal script of torch.distributed.
 
     python benchmarks/startup.py [--ranks 1,2,4] [--trials 3] [--launchers devices,torchrun,mpirun,srun] [--out FILE.md]
+                                 [--before SOURCE]
 
 Both sides are started the same way and take turns; each trial starts new processes. `isoscale` is `isoscale train
 images/digits` up to the end of its first step; `minimal` imports torch, opens a process group over Gloo, adds a tensor
 over the ranks and takes one step of AdamW on the same network. The clock begins when the launcher is called. Phases are
 means over the ranks, medians over the trials; a rank that waits for another one spends that time in the phase where it
-waits. `srun` needs what the tests in tests/cluster need: root, and Debian's slurm-wlm and munge.
+waits. `srun` needs what the tests in tests/cluster need: root, and Debian's slurm-wlm and munge. With `--before`, the
+`src` folder of an earlier isoscale takes part as a third side.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from typing import Any, NoReturn
 
 TOP = time.time()
 ROOT = Path(__file__).resolve().parents[1]
-SIDES = ("isoscale", "minimal")
+SIDES = ("isoscale", "minimal", "before")
 PHASES = ("launcher", "python", "import torch", "import isoscale", "rendezvous", "process group", "recipe",
           "run directory", "task and data", "assembly", "first step")  # fmt: skip
 CPU = "CPU"
@@ -81,7 +83,7 @@ def be_rank(side: str) -> None:
 
     phases.done("import torch")
     torch.set_num_threads(1)
-    isoscale_rank(phases) if side == "isoscale" else minimal_rank(phases)
+    minimal_rank(phases) if side == "minimal" else isoscale_rank(phases)
     leave(phases)
 
 
@@ -209,13 +211,15 @@ def launchers(names: list[str]) -> Iterator[dict[str, Start]]:
             cluster.stop()
 
 
-def trial(start: Start, ranks: int, side: str) -> tuple[float, ROW]:
+def trial(start: Start, ranks: int, side: str, before: Path | None) -> tuple[float, ROW]:
     """Seconds from the call of the launcher to the end of the first step on the last rank, and the mean phases."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {
             "STARTUP_OUT": folder, "STARTUP_RUN": f"{folder}/run", "STARTUP_ADDRESS": "127.0.0.1",
             "STARTUP_PORT": "29417", "OMP_NUM_THREADS": "1", "STARTUP_BEGAN": repr(time.time()),
         }  # fmt: skip
+        if side == "before":
+            variables["PYTHONPATH"] = str(before)
         done = start(ranks, [sys.executable, __file__, "--as-rank", side], variables)
         found = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
         if len(found) != ranks:
@@ -224,15 +228,16 @@ def trial(start: Start, ranks: int, side: str) -> tuple[float, ROW]:
     return max(totals), {name: statistics.mean(each.get(name, 0.0) for each in found) for name in (CPU, *PHASES)}
 
 
-def table(name: str, start: Start, counts: list[int], trials: int) -> list[str]:
+def table(name: str, start: Start, counts: list[int], trials: int, before: Path | None) -> list[str]:
     lines = []
+    sides = [side for side in SIDES if side != "before" or before]
     for ranks in counts:
-        found: dict[str, list[tuple[float, ROW]]] = {side: [] for side in SIDES}
+        found: dict[str, list[tuple[float, ROW]]] = {side: [] for side in sides}
         for _ in range(trials):
-            for side in SIDES:
-                found[side].append(trial(start, ranks, side))
+            for side in sides:
+                found[side].append(trial(start, ranks, side, before))
                 print(f"{name}, {ranks} ranks, {side}: {found[side][-1][0]:.2f} s", file=sys.stderr, flush=True)
-        lines += [row(name, ranks, side, found[side]) for side in SIDES]
+        lines += [row(name, ranks, side, found[side]) for side in sides]
     return lines
 
 
@@ -250,6 +255,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--launchers", default="devices,torchrun,mpirun,srun")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--before", type=Path, metavar="SOURCE", help="the src folder of an earlier isoscale")
     parser.add_argument("--as-rank", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--launch", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -261,14 +267,18 @@ def main() -> None:
         be_rank(options.as_rank)
     with launchers(options.launchers.split(",")) as found:
         counts = [int(count) for count in options.ranks.split(",")]
-        lines = [line for name, start in found.items() for line in table(name, start, counts, options.trials)]
+        lines = [
+            line
+            for name, start in found.items()
+            for line in table(name, start, counts, options.trials, options.before and options.before.resolve())
+        ]
     out = options.out or Path(__file__).parent / "results" / f"{time.strftime('%Y-%m-%d')}-startup.md"
-    text = "\n".join([heading(options.trials), *lines, ""])
+    text = "\n".join([heading(options.trials, options.before is not None), *lines, ""])
     out.write_text(text)
     print(text)
 
 
-def heading(trials: int) -> str:
+def heading(trials: int, is_before_shown: bool) -> str:
     import torch
 
     import isoscale
@@ -285,8 +295,9 @@ def heading(trials: int) -> str:
         "Slurm on two virtual nodes of this machine, with an allocation of its own for every trial. `minimal` imports "
         "torch, opens a process group over Gloo, adds a tensor over the ranks and takes one step of AdamW on the same "
         "network. Seconds; the total is that of the last rank, with its range; what a rank computed (CPU) and phases "
-        "are means over the ranks. Most of `assembly` is torch itself, which imports its compiler (`torch._dynamo`) "
-        "for the first optimizer of a process.",
+        "are means over the ranks. For the first optimizer of a process torch imports its compiler (`torch._dynamo`), "
+        "which is most of the `assembly` of `minimal`; isoscale puts that off until something is compiled."
+        + (" `before` is isoscale before it did." if is_before_shown else ""),
         "",
         f"| launcher | ranks | side | total | min–max | {' | '.join((CPU, *PHASES))} |",
         f"|{'---|' * (6 + len(PHASES))}",

@@ -18,6 +18,7 @@ from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.config import LossWeight, Optimizer, Schedule
 from isoscale.engine.ema import Average
 from isoscale.engine.extra_state import ExtraState
+from isoscale.engine.late_compiler import put_off_compiler
 from isoscale.engine.metrics import MetricStates
 from isoscale.engine.optimizers import OptimizerState, make_optimizers, path_for
 from isoscale.engine.overrides import overrides
@@ -206,6 +207,7 @@ def _check_followed(settings: Settings) -> None:
 
 
 def _configured(task: Any, view: lightning.TrainerView) -> lightning.Configured | None:
+    put_off_compiler()
     configure = getattr(task, "configure_optimizers", None)
     returned = configure() if configure is not None else None
     if returned is None:
