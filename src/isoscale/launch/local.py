@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from isoscale.errors import DONE, FAILED, INTERRUPTED, START_AGAIN, UserError
 from isoscale.parallel.environment import PARENT, find
@@ -82,7 +83,10 @@ class _Rank:
     """One process, and the last lines that it wrote."""
 
     def __init__(self, command: Sequence[str], rank: int, variables: dict[str, str]) -> None:
-        kept = {} if rank == 0 else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        kept = {}
+        if rank > 0:
+            kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            variables = {**variables, "PYTHONUNBUFFERED": "1"}  # or what it printed before an error comes after it
         self.rank = rank
         self.was_told = False
         """Whether the launcher has ended it."""
@@ -229,18 +233,15 @@ class _Crew:
         return DONE if not any(codes) else START_AGAIN if START_AGAIN in codes else FAILED
 
 
-def end_with_parent(parent: int) -> Any:
+def end_with_parent(parent: int) -> Callable[[], None] | None:
     """For a process about to start: be asked to stop by the system when the launcher ends, however it ends."""
-    if not sys.platform.startswith("linux"):
-        return None
-    control = ctypes.CDLL(None, use_errno=True).prctl
+    return partial(_end_with, parent) if sys.platform.startswith("linux") else None
 
-    def prepare() -> None:
-        control(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(FAILED)
 
-    return prepare
+def _end_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(FAILED)
 
 
 def _free_port() -> int:
