@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,9 +29,10 @@ from isoscale.engine.saver import Saver
 from isoscale.engine.state import weights_sha256
 from isoscale.errors import Stopped, UserError
 from isoscale.observe.metric_log import history
+from tests import warm
 from tests.helpers import train
 
-STORED = Path(__file__).parent.parent / "data" / "checkpoints"
+STORED = Path(__file__).parent / "checkpoints"
 
 
 def state(step: int = 1) -> State:
@@ -510,7 +510,7 @@ print(number)
 @pytest.mark.slow
 def test_a_writer_killed_at_any_of_its_system_calls_leaves_a_good_newest_checkpoint(tmp_path: Path) -> None:
     two(tmp_path / "before")
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", WRITER, str(tmp_path / "before")], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
@@ -561,7 +561,7 @@ def test_a_folder_in_the_way_of_a_pointer_is_a_clear_error_and_the_checkpoint_is
 
 
 def stored_state() -> State:
-    """The state in `tests/data/checkpoints`, by formula."""
+    """The state in `tests/engine/checkpoints`, by formula."""
     generator = torch.Generator().manual_seed(20)
     weights = {
         "model.0.weight": torch.randn(3, 2, generator=generator),

@@ -13,7 +13,7 @@ import pytest
 
 from isoscale._version import __version__
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "train", "test", "predict", "compare", "report", "tensorboard", "runs", "recipe", "data", "init", "doctor",
 )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCKERFILE, DEFINITION = ROOT / "containers/Dockerfile", ROOT / "containers/isoscale.def"
 CONDA = sorted((ROOT / "conda").glob("*.yml"))
 PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
