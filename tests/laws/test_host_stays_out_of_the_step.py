@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from isoscale.engine.programs import EagerProgram
 from tests.helpers import train
+from tests.science.electronic import made
+from tests.science.potentials import made_systems
 
 LOOKING = ("_local_scalar_dense", "is_nonzero", "nonzero", "unique", "masked_select", "equal.default")
 """Operations whose result the host needs before it can go on; `.item()` and `if tensor:` are the first of them."""
@@ -72,6 +74,27 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_no_step_waits_for_the_device(options: dict[str, Any], watched: list[int], tmp_path: Path) -> None:
     train(tmp_path, train__epochs=2, train__program="eager", observe__every=5, **options)
     assert watched[0] > 30
+
+
+def test_no_step_of_electronic_structure_waits(watched: list[int], tmp_path: Path) -> None:
+    folder = made.write(tmp_path)
+    train(tmp_path / "run", made.RECIPE, data__path=str(folder), train__epochs=6, train__program="eager")
+    assert watched[0] > 9
+
+
+def test_no_step_of_a_potential_waits(watched: list[int], tmp_path: Path) -> None:
+    descriptor = {
+        "class": "se_e2_a", "sel": [30, 30], "cutoff": made_systems.CUTOFF, "widths": [4, 8], "axis_width": 2,
+    }  # fmt: skip
+    model = {"class": "deep_potential", "types": made_systems.TYPES, "descriptor": descriptor, "fitting_widths": [6, 6]}
+    system = str(made_systems.write(tmp_path / "system", [made_systems.arrays(8)]))
+    recipe = {
+        "task": {"class": "potential", "model": model, "labels": ["energy", "force", "virial"]},
+        "data": {"class": "atomic_systems", "train": [system], "val": [system], "batch_size": 2},
+        "optimizer": {"name": "adam", "lr": 1e-3},
+    }
+    train(tmp_path / "run", recipe, train__epochs=5, train__program="eager", observe__every=5)
+    assert watched[0] >= 15
 
 
 def test_a_step_that_waits_is_noticed(watched: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
