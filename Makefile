@@ -3,13 +3,17 @@
 PYTHON ?= python3
 WORKERS ?= 2
 ARGS ?=
+COVERAGE ?=
+
+# Containers like to switch this off, but tests start hundreds of processes that read the same files.
+unexport PYTHONDONTWRITEBYTECODE
 
 python := .venv/bin/python
 pip_install := $(python) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 pytest := $(python) -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick nightly cluster lint types format docs bench wheel clean
+.PHONY: help train test quick full nightly cluster lint types format docs bench wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,11 +22,14 @@ train: .venv/installed  ## Install, train and test the default recipe (ARGS="tra
 	@.venv/bin/isoscale train $(ARGS)
 	@.venv/bin/isoscale test
 
-test: lint types  ## Install the tools, check style and types, run all tests with coverage
-	@$(pytest) --cov --cov-report=term
+test: .venv/installed-dev  ## Install the tools, and test every law, command and science, with faults at named moments
+	@$(pytest) $(if $(COVERAGE),--cov --cov-report=) $(ARGS)
 
 quick: .venv/installed-dev  ## Run the fast tests only: the inner loop
-	@$(pytest) -m "not slow and not nightly and not cluster" $(ARGS)
+	@$(pytest) -m "not slow and not full and not nightly and not cluster" $(ARGS)
+
+full: lint types  ## Check style and types, run all that `make test` leaves out, and the pages of the documentation
+	@$(pytest) -m "full and not nightly and not cluster" --cov --cov-append --cov-report=term $(ARGS)
 
 nightly: .venv/installed-dev  ## Run what takes minutes: faults at random moments, a new seed each time
 	@$(python) -m pytest -m nightly -s $(ARGS)

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Test workers share the cores, where threads that wait for each other take ten times as long. Torch reads it once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile("isoscale", deadline=None)
 settings.load_profile("isoscale")
 
@@ -43,10 +46,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["ISOSCALE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread_in_each_subprocess() -> None:
-    """Two test workers share the cores; torch reads its own thread count first, so that this process keeps it."""
-    import torch
+HOW_TO_GET_DATA = {
+    "ISOSCALE_SHARED": "set ISOSCALE_SHARED to a folder laid out as in CONTRIBUTING.md, under Data for tests",
+    "stage_data.py": "run .venv/bin/python tests/stage_data.py DIR, and set ISOSCALE_TEST_DATA=DIR",
+}
+"""What to do about a test that needs data which is not here, by a word in its reason to skip."""
 
-    torch.get_num_threads()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say last what did not run for want of data, and how to get it."""
+    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
+    for word, advice in HOW_TO_GET_DATA.items():
+        count = sum(word in reason for reason in reasons)
+        if count:
+            terminalreporter.write_line(f"{count} tests did not run for want of data: {advice}", yellow=True)

@@ -1,15 +1,34 @@
 """What several tests use: runs in Python and on the command line, and what they must have in common."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import isoscale
+from tests import warm
 
 QUIET = {"observe.level": "error", "observe.tensorboard": 0}
+
+
+def needs(package: str, how: str) -> pytest.MarkDecorator:
+    """Skips where a package is missing; unlike importorskip it imports nothing, which takes seconds for some."""
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}: {how}")
+
+
+def first_of(cases: Sequence[Any], *first: Any) -> list[Any]:
+    """All cases of a test, a tuple for several arguments: `make test` runs the first, and `make full` the others."""
+    assert all(case in cases for case in first)
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else [case]), marks=[] if case in first else pytest.mark.full)
+        for case in cases
+    ]
 
 
 def train(path: Path, recipe: Any = "images/digits", **overrides: Any) -> isoscale.Run:
@@ -41,8 +60,8 @@ def command(*words: str, **environment: str) -> list[str]:
 
 
 def cli(*words: str, cwd: Path, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run isoscale as a process."""
-    return subprocess.run(
+    """Run isoscale as a process, forked from one that has imported torch."""
+    return warm.run(
         command(*words),
         cwd=cwd,
         env={**os.environ, **environment},

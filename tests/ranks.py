@@ -1,56 +1,78 @@
-"""Several ranks in a test: processes forked from one that has imported torch already, which takes seconds.
+"""Several ranks in a test: warm processes, with the variables of a launcher set.
 
-A function of a module is called on every rank with the variables of a launcher set, and its results come back.
+A function of a module is called on every rank, and its results come back; or each rank is a command.
 """
 
-import atexit
-import multiprocessing
 import os
 import pickle
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import isoscale
+from tests import warm
 from tests.helpers import QUIET
 from tests.parallel.processes import Ended
 
 PATIENCE = 120.0
 """Seconds after which ranks that have not come back are ended."""
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["isoscale.api", "isoscale.cli.main", "isoscale.science.images", "torch.distributed",
-     "torchmetrics.classification", "pytest", "torch._dynamo", "tests.helpers"]
-)  # fmt: skip
-
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any, **environment: str) -> list[Any]:
     """What `function(*arguments)` returns on each of so many ranks; an error of one is raised here."""
     port = free_port()
-    pipes, processes = [], []
-    for rank in range(world):
-        ours, theirs = _context.Pipe(duplex=False)
-        variables = {**launcher_variables(rank, world, port), **environment}
-        process = _context.Process(target=_be_rank, args=(variables, theirs, function, arguments))
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
-    try:
-        found = [_received(pipe) for pipe in pipes]
-    finally:
-        for process in processes:
-            process.join(5)
+    with tempfile.TemporaryDirectory() as folder:
+        answers = [Path(folder, f"rank{rank}") for rank in range(world)]
+        running = [
+            _calling(
+                _answer, function, arguments, answer, errors=answer.with_suffix(".err"),
+                env={**launcher_variables(rank, world, port), **environment},
+            )
+            for rank, answer in enumerate(answers)
+        ]  # fmt: skip
+        until = time.monotonic() + PATIENCE
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        is_late = [process.poll() is None for process in running]
+        for process in running:
             process.kill()
+            process.wait()
+        found = [
+            pickle.loads(answer.read_bytes()) if answer.exists()
+            else (True, "a rank has not come back" if late else f"a rank ended without a word:\n{_text(answer, 'err')}")
+            for answer, late in zip(answers, is_late, strict=True)
+        ]  # fmt: skip
     errors = [words for is_error, words in found if is_error]
     if errors:
         raise AssertionError("\n".join(errors))
     return [value for _, value in found]
+
+
+def _calling(function: Callable[..., None], *arguments: Any, errors: Path, env: dict[str, str], **more: Any) -> Any:
+    """A process that calls a function."""
+    called = pickle.dumps((function, arguments))
+    code = f"import pickle; function, arguments = pickle.loads({called!r}); function(*arguments)"
+    with errors.open("ab") as stderr:
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+        return warm.Popen([sys.executable, "-c", code], env=variables, stderr=stderr, **more)
+
+
+def _answer(function: Callable[..., Any], arguments: Sequence[Any], answer: Path) -> None:
+    try:
+        found = (False, function(*arguments))
+    except BaseException:
+        found = (True, traceback.format_exc())
+    part = answer.with_suffix(".part")
+    part.write_bytes(pickle.dumps(found))
+    part.rename(answer)
 
 
 def launcher_variables(rank: int, world: int, port: int) -> dict[str, str]:
@@ -68,28 +90,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _received(pipe: Any) -> tuple[bool, Any]:
-    if not pipe.poll(PATIENCE):
-        return True, "a rank has not come back"
-    try:
-        return pickle.loads(pipe.recv_bytes())
-    except EOFError:
-        return True, "a rank ended without a word"
-
-
-def _be_rank(variables: dict[str, str], pipe: Any, function: Callable[..., Any], arguments: Iterable[Any]) -> None:
-    import torch
-
-    os.environ.update(variables)
-    torch.set_num_threads(1)
-    try:
-        answer = (False, function(*arguments))
-    except BaseException:
-        answer = (True, traceback.format_exc())
-    pipe.send_bytes(pickle.dumps(answer))
-    pipe.close()
 
 
 def train_on(world: int, path: Path, recipe: Any = "images/digits", **overrides: Any) -> isoscale.Run:
@@ -127,81 +127,58 @@ class Command:
         port = free_port()
         self._began = time.monotonic()
         self._files = [folder / f".rank{rank}-{port}" for rank in range(world)]
-        self.processes = [
-            _context.Process(
-                target=_be_command,
-                args=({**launcher_variables(rank, world, port), **variables}, folder, file, words, before),
-            )
-            for rank, file in enumerate(self._files)
-        ]
-        for process in self.processes:
-            process.start()
+        self.processes = []
+        for rank, file in enumerate(self._files):
+            with file.with_suffix(".out").open("ab") as stdout:
+                process = _calling(
+                    _command, before, tuple(words), cwd=folder, stdout=stdout, errors=file.with_suffix(".err"),
+                    env={**launcher_variables(rank, world, port), **variables},
+                )  # fmt: skip
+            self.processes.append(process)
 
     @property
     def pids(self) -> list[int]:
         """The process of every rank."""
-        return [process.pid or 0 for process in self.processes]
+        return [process.pid for process in self.processes]
 
     @property
     def running(self) -> bool:
         """Whether a rank has not ended."""
-        return any(process.is_alive() for process in self.processes)
+        return any(process.poll() is None for process in self.processes)
 
     def tell(self, number: int, *ranks: int) -> None:
         """Send a signal to some ranks, or to all."""
         for rank in ranks or range(len(self.processes)):
-            if self.processes[rank].is_alive():
-                os.kill(self.pids[rank], number)
+            self.processes[rank].send_signal(number)
 
     def ended(self, seconds: float = PATIENCE) -> list[Ended]:
         """How all ranks ended by themselves; fails where one has not."""
         until, found, late = time.monotonic() + seconds, [], []
         for rank, (process, file) in enumerate(zip(self.processes, self._files, strict=True)):
-            process.join(max(0.0, until - time.monotonic()))
-            if process.exitcode is None:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
                 late.append(rank)
                 process.kill()
-                process.join()
+                process.wait()
             seconds_taken = time.monotonic() - self._began
-            found.append(Ended(process.exitcode or 0, _text(file, "out"), _text(file, "err"), seconds_taken))
+            found.append(Ended(process.returncode, _text(file, "out"), _text(file, "err"), seconds_taken))
         assert not late, f"ranks {late} did not end by themselves: {[(end.code, end.out, end.err) for end in found]}"
         return found
 
 
 def _text(file: Path, kind: str) -> str:
-    """What a rank wrote, without a warning of torch that only forked processes get."""
     path = file.with_suffix(f".{kind}")
-    lines = path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []
-    return "".join(line for line in lines if "ProcessGroup.hpp" not in line)
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _be_command(
-    variables: dict[str, str], folder: Path, file: Path, words: Sequence[str], before: Callable[[], Any] | None
-) -> None:
-    import torch
-
+def _command(before: Callable[[], Any] | None, words: Sequence[str]) -> None:
     from isoscale.cli.main import run
 
-    os.environ.update(variables)
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    for kind, descriptor in (("out", 1), ("err", 2)):
-        os.dup2(os.open(file.with_suffix(f".{kind}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
-    torch.set_num_threads(1)
     sys.argv = ["isoscale", *words]
-    code: Any = 1
-    try:
-        if before is not None:
-            before()
-        run()
-    except SystemExit as end:
-        code = end.code
-    except BaseException:
-        traceback.print_exc()
-    atexit._run_exitfuncs()  # as at the end of any process: forked ones leave them out
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code or 0)
+    if before is not None:
+        before()
+    run()
 
 
 def command_on(

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests import warm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -76,20 +77,11 @@ def test_few_blocks_are_not_executed():
 @pytest.fixture(scope="module")
 def commands() -> Iterator[str]:
     """A folder that holds the command `isoscale`, ready to be put before others on the PATH."""
-    with tempfile.TemporaryDirectory() as folder:
-        address, server = f"{folder}/socket", ROOT / "tests/warm_isoscale.py"
-        script = Path(folder, "isoscale")
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{server}" "{address}" "$@"\n')
-        script.chmod(0o755)
-        with subprocess.Popen([sys.executable, str(server), address, "--serve"]) as running:
-            while not Path(address).exists():
-                assert running.poll() is None
-                time.sleep(0.05)
-            yield folder
-            running.kill()
+    with tempfile.TemporaryDirectory() as folder, warm.command_in(Path(folder)):
+        yield folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("page", EXECUTED, ids=name_of)
 def test_a_page_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, commands: str, real_data: Callable[[str], Path]
@@ -104,9 +96,7 @@ def test_a_page_runs_from_top_to_bottom(
             (tmp_path / "downloads").symlink_to(folder)
     command = [sys.executable, str(DOCS / "run_blocks.py"), str(page)]
     with (tmp_path / "output.txt").open("w+") as output:
-        running = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=output, stderr=output, process_group=0
-        )
+        running = warm.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=output, process_group=0)
         try:
             code = running.wait(timeout=300)
         finally:
@@ -124,7 +114,7 @@ def test_a_notebook_is_stored_without_outputs(notebook: Path):
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_site_builds_without_a_warning_and_asks_no_other_server(tmp_path: Path):
     pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'isoscale[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from isoscale.errors import UserError
 from isoscale.recipe.schema import InitFrom
 from isoscale.science.images import Classifier, ResNet
 from isoscale.weights import load_weights, start_from
+from tests import warm
 from tests.helpers import cli, train
 
 SHAPES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
@@ -195,7 +195,7 @@ def test_a_file_that_holds_objects_is_refused_with_a_command_that_works(what: st
     lines = str(caught.value).splitlines()
     assert "holds more than weights" in lines[0] and ("Namespace" in lines[0] or "Sequential" in lines[0])
     command = [sys.executable, *shlex.split(lines[2])[1:]]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    warm.run(command, cwd=tmp_path, check=True)
     assert load_weights(str(tmp_path / "weights.pt")).keys() == network.state_dict().keys()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.helpers import cli
 
 MISTAKES = {
@@ -227,7 +228,7 @@ def run_in_small_space(folder: Path, *words: str) -> subprocess.CompletedProcess
     """A command in a file system of its own, of one megabyte."""
     mount = f'mount -t tmpfs -o size=1m none {folder} && cd {folder} && exec "$@"'
     command = [sys.executable, "-m", "isoscale", *words]
-    return subprocess.run(
+    return warm.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *command],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
@@ -235,7 +236,7 @@ def run_in_small_space(folder: Path, *words: str) -> subprocess.CompletedProcess
 
 def can_mount() -> bool:
     probe = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return shutil.which("unshare") is not None and subprocess.run(probe, capture_output=True).returncode == 0
+    return shutil.which("unshare") is not None and warm.run(probe, capture_output=True).returncode == 0
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tarfile
 import threading
@@ -20,6 +19,7 @@ import pytest
 from isoscale.data import fetch
 from isoscale.data.published import Entry
 from isoscale.science import catalog
+from tests import warm
 
 CONTENTS = {"first": b"one" * 100_000, "second": b"two" * 1000}
 HASHES = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENTS.items()}
@@ -282,7 +282,7 @@ def test_a_download_that_was_killed_can_be_started_again(isoscale, tmp_path: Pat
     words += f"catalog.CATALOG['loose'] = Entry('loose', '', 'loose', {HASHES!r}, (), '', suffix='.gz'); "
     words += f"sys.argv = ['isoscale', 'data', 'get', 'loose', '--mirror', {server.address!r}]; "
     words += "from isoscale.cli.main import run; run()"
-    process = subprocess.Popen([sys.executable, "-c", words], cwd=tmp_path)
+    process = warm.Popen([sys.executable, "-c", words], cwd=tmp_path)
     while not server.asked:
         time.sleep(0.05)
     process.kill()

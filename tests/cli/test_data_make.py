@@ -1,7 +1,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,6 +8,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+
+from tests import warm
 
 OWN = """
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_a_command_that_was_killed_is_started_again(isoscale, here: Path):
         "    if path.name == 'b.dat':\n        open('half', 'w').close()\n        time.sleep(60)\n"
     )
     command = [sys.executable, "-m", "isoscale", "data", "make", "own:read", "a.dat", "b.dat", "--out", "made"]
-    process = subprocess.Popen(command, cwd=here)
+    process = warm.Popen(command, cwd=here)
     while not (here / "half").exists():
         assert process.poll() is None
         time.sleep(0.05)

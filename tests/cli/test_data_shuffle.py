@@ -1,12 +1,12 @@
 """`isoscale data shuffle` on the command line: what is printed, and exit codes."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import warm
 from tests.helpers import command
 
 
@@ -72,7 +72,7 @@ def test_without_out_the_command_says_what_is_missing(isoscale, snapshots: Path)
 def test_a_disk_that_takes_no_more_is_an_error_for_people_and_the_next_start_goes_on(snapshots: Path):
     words = command(*WORDS, "--files", "1", "--memory", "10kB")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    limited = subprocess.run(
+    limited = warm.run(
         ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *words],  # 8 kB a file
         cwd=snapshots, capture_output=True, text=True, timeout=120, env=environment,
     )  # fmt: skip
@@ -80,6 +80,6 @@ def test_a_disk_that_takes_no_more_is_an_error_for_people_and_the_next_start_goe
     assert "cannot write into .: File too large; " in limited.stderr
     assert "of 1,200 rows are written and kept" in limited.stderr and "Traceback" not in limited.stderr
     assert not list(snapshots.glob("Be_shuffled*"))
-    done = subprocess.run(words, cwd=snapshots, capture_output=True, text=True, timeout=120)
+    done = warm.run(words, cwd=snapshots, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(numbers(snapshots)) == list(range(1200))

@@ -11,6 +11,7 @@ from isoscale.observe import machine
 from isoscale.observe.doctor import checks
 from isoscale.observe.doctor.finding import Finding
 from isoscale.parallel.rendezvous import free_port
+from tests import warm
 from tests.helpers import cli
 
 
@@ -159,8 +160,8 @@ run()
 def rank(number: int, port: int, folder: Path, version: str = "1", world: int = 2) -> "subprocess.Popen[str]":
     """A process that was told to be one of several, with a version of isoscale of its own."""
     told = {"RANK": str(number), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return subprocess.Popen(
-        [sys.executable, "-c", RANK, version], cwd=folder, env={**os.environ, **told, "ISOSCALE_JOIN_TIMEOUT": "8"},
+    return warm.Popen(
+        [sys.executable, "-c", RANK, version], cwd=folder, env={**os.environ, **told, "ISOSCALE_JOIN_TIMEOUT": "4"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -182,7 +183,7 @@ def test_ranks_that_do_not_meet_each_say_what_they_know(tmp_path: Path):
     running = [rank(0, port, tmp_path, world=3), rank(1, port, tmp_path, world=3), rank(1, elsewhere, tmp_path)]
     first, second, lost = (process.communicate(timeout=60)[0] for process in running)
     assert [process.returncode for process in running] == [2, 0, 2]
-    assert "problem  ranks          1 of 3 ranks did not come within 8 s: rank 2" in first and "ok       torch" in first
+    assert "problem  ranks          1 of 3 ranks did not come within 4 s: rank 2" in first and "ok       torch" in first
     assert second == ""
     assert f"cannot reach rank 0 at 127.0.0.1 port {elsewhere}: Connection refused: nobody listens" in lost
 

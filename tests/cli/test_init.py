@@ -1,13 +1,13 @@
 """`isoscale init`: what it makes works at once, and what it refuses leaves nothing behind."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from isoscale import project
+from tests import warm
 from tests.helpers import cli
 
 FILES = {
@@ -138,11 +138,11 @@ def test_it_trains_at_once_to_a_good_value(balls: Path):
 @pytest.mark.slow
 def test_its_own_tests_pass_and_fail_where_nothing_is_learned(balls: Path):
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    passed = subprocess.run(words, cwd=balls, capture_output=True, text=True)
+    passed = warm.run(words, cwd=balls, capture_output=True, text=True)
     assert passed.returncode == 0 and "2 passed" in passed.stdout, passed.stdout
     recipe = balls / "recipe.yaml"
     text = recipe.read_text()
     recipe.write_text(text.replace("lr: 1e-2", "lr: 1e-30"))
-    failed = subprocess.run(words, cwd=balls, capture_output=True, text=True)
+    failed = warm.run(words, cwd=balls, capture_output=True, text=True)
     recipe.write_text(text)
     assert "test_the_loss_falls" in failed.stdout and "1 failed, 1 passed" in failed.stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.helpers import command
 
 QUICK = ("--steps", "20", "--repeats", "1")
@@ -50,7 +51,7 @@ def test_a_rank_among_others_cannot_start_a_study(isoscale, monkeypatch: pytest.
     assert refused.code == 2 and "scale starts its ranks itself" in refused.err and not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_and_two_ranks_are_measured_shown_again_and_completed(isoscale, tmp_path: Path):
     shown = isoscale("scale", "images/digits", "--ranks", "1,2", *QUICK, "--run", "study")
     assert shown.code == 0, shown.err
@@ -95,7 +96,7 @@ def test_weak_gives_every_rank_the_batch_of_the_recipe(isoscale, tmp_path: Path)
 @pytest.mark.slow
 def test_a_training_that_cannot_start_leaves_nothing(tmp_path: Path):
     words = command("scale", "images/digits", "data.batch_size=5000", "--ranks", "1")
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = warm.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "there are only 1438 training samples" in done.stderr
     assert not list((tmp_path / "runs").iterdir())
 
@@ -103,7 +104,7 @@ def test_a_training_that_cannot_start_leaves_nothing(tmp_path: Path):
 @pytest.mark.slow
 def test_an_interrupted_study_keeps_what_it_has_and_goes_on(tmp_path: Path):
     words = command("scale", "images/digits", "--ranks", "1", "--steps", "20", "--repeats", "100", "--run", "s")
-    study = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    study = warm.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert study.stderr is not None and study.stderr.readline().startswith("1 of 100: 1 rank, 20 steps")
     time.sleep(1)
     study.send_signal(signal.SIGINT)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from isoscale.observe.metric_log import read_metrics
+from tests import warm
 
 HERE = "tests.cli.test_send"
 
@@ -110,7 +111,7 @@ def server(mlflow, tmp_path):
     store = ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--artifacts-destination", str(tmp_path / "art")]
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     with (tmp_path / "server.log").open("w") as log:
-        process = subprocess.Popen([*command, *store], stdout=log, stderr=log, cwd=tmp_path, start_new_session=True)
+        process = warm.Popen([*command, *store], stdout=log, stderr=log, cwd=tmp_path, start_new_session=True)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process, tmp_path / "server.log")
         yield f"http://127.0.0.1:{port}"

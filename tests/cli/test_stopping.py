@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isoscale.engine.checkpoint import read
-from tests.helpers import command
+from tests import warm
+from tests.helpers import command, first_of
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +29,9 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     return begun(folder, command(*words))
 
 
-def begun(folder: Path, words: list[str]) -> subprocess.Popen[str]:
+def begun(folder: Path, words: list[str], start: Any = warm.Popen) -> subprocess.Popen[str]:
     """The training of a command line, once it has begun."""
-    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+    process = start(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
     assert process.stdout is not None
     while not process.stdout.readline().startswith("epoch"):
         assert process.poll() is None
@@ -78,7 +80,7 @@ def test_the_second_request_stops_at_once_and_the_last_checkpoint_is_good(tmp_pa
         "task: {class: stuck.Stuck}\ndata: {class: digits, batch_size: 512}\n"
         "train: {evaluate: 4 steps}\ncheckpoint: {every: 3 steps}\n"
     )
-    process = subprocess.Popen(
+    process = warm.Popen(
         command("train", "stuck.yaml", "--run", "a"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, bufsize=1,
     )  # fmt: skip
@@ -109,7 +111,7 @@ class Slow(nn.Module):
 
 def test_before_the_training_has_begun_one_request_is_enough_and_leaves_nothing(tmp_path: Path):
     (tmp_path / "slow.py").write_text(SLOW_TO_BUILD)
-    process = subprocess.Popen(
+    process = warm.Popen(
         command("train", "task.model.class=slow.Slow", "~task.model.widths", "~task.model.activation",
                 "~task.model.dropout", "--run", "a"),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
@@ -127,7 +129,7 @@ def on_a_terminal(folder: Path, columns: int, words: tuple[str, ...], act: Calla
     """What a command writes to a terminal; `act` sees all of it so far, and may type."""
     main, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40"}
-    process = subprocess.Popen(
+    process = warm.Popen(
         command(*words), cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal,
         start_new_session=True,
     )  # fmt: skip
@@ -181,7 +183,8 @@ WAIT = "__import__('time').sleep(600)"
     ("name", "then", "code"),
     [
         ("SIGTERM", "raise AttributeError('matrix') from None", 75), ("SIGTERM", "pass", 75), ("SIGTERM", WAIT, 75),
-        ("SIGINT", "raise AttributeError('matrix') from None", 130), ("SIGINT", "pass", 75), ("SIGINT", WAIT, 130),
+        ("SIGINT", "raise AttributeError('matrix') from None", 130), ("SIGINT", "pass", 75),
+        pytest.param("SIGINT", WAIT, 130, marks=pytest.mark.full),
     ],
 )  # fmt: skip
 def test_a_request_that_comes_early_is_not_lost_in_what_it_interrupts(tmp_path: Path, name: str, then: str, code: int):
@@ -189,14 +192,16 @@ def test_a_request_that_comes_early_is_not_lost_in_what_it_interrupts(tmp_path: 
     (tmp_path / "early.py").write_text(EARLY_TASK.format(name=name, then=then))
     words = ("train", "train.epochs=5000", "task={class: early.Early}", "observe.tensorboard=0", "--run", "a")
     words += ("checkpoint.monitor=val/loss", "checkpoint.mode=min")
-    done = subprocess.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = warm.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
     assert "error" not in done.stderr
     if name == "SIGTERM":
         assert "SIGTERM: stopped before the training began" in done.stderr
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75)])
+@pytest.mark.parametrize(
+    ("name", "code"), first_of([("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75)], ("SIGTERM", 75))
+)
 def test_a_request_that_comes_while_a_command_is_read_is_no_failure(tmp_path: Path, name: str, code: int):
     (tmp_path / "typer.py").write_text(
         f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(60)\n"
@@ -263,11 +268,12 @@ class Forked(isoscale.Supervised):
 """
 
 
+@pytest.mark.full
 def test_a_signal_to_a_child_is_none_to_the_training(tmp_path: Path):
     (tmp_path / "forked.py").write_text(FORKED_TASK)
     words = ("train", "train.epochs=1", "task={class: forked.Forked}", "observe.tensorboard=0", "--run", "a")
     words += ("checkpoint.monitor=val/loss", "checkpoint.mode=min")
-    done = subprocess.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = warm.run(command(*words), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
@@ -286,10 +292,11 @@ class SlowEnd(isoscale.Supervised):
 """
 
 
+@pytest.mark.full
 def test_a_training_that_has_stopped_may_take_long_to_end(tmp_path: Path):
     (tmp_path / "slow_end.py").write_text(SLOW_END_TASK)
     more = ("task={class: slow_end.SlowEnd}", "checkpoint.monitor=val/loss", "checkpoint.mode=min")
-    process = start(tmp_path, *LONG, *more)
+    process = begun(tmp_path, command(*LONG, *more), start=subprocess.Popen)  # objects are deleted at its very end
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75 and "ended in peace" in out, (out, err)

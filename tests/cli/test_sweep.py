@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.cli.test_stopping import on_a_terminal
 from tests.helpers import cli, command, sha, train
-from tests.parallel.processes import wait_until_gone
+from tests.parallel.processes import children, wait_until_gone
 
 FIXED = ("train.threads=1", "observe.tensorboard=0")
 FRAGILE = """
@@ -89,7 +90,7 @@ def test_a_dry_run_shows_points_or_the_script_and_writes_nothing(isoscale, tmp_p
     assert "#SBATCH --ntasks-per-node=2\n" in script and script.count("srun") == 1
     assert "module load cuda/12\n" in script and "#SBATCH --exclusive\n" in script and "export A=b\n" in script
     assert "sweep='my sweep'\n" in script and 'train --run "$sweep/$point"\n' in script
-    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    assert warm.run(["bash", "-n"], input=script, text=True).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -155,7 +156,7 @@ def test_a_failed_point_does_not_stop_the_others_and_is_trained_again_alone(tmp_
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     """A sweep with two trainings that are on their way."""
-    process = subprocess.Popen(
+    process = warm.Popen(
         command("sweep", "images/digits", "seed=0,1,2", *FIXED, "--workers", "2", "--run", "a", *words), cwd=folder,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
     )  # fmt: skip
@@ -186,11 +187,11 @@ def test_a_stop_saves_all_points_and_the_sweep_goes_on_to_the_same_weights(tmp_p
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_leaves_no_training_behind(tmp_path: Path):
     process = start(tmp_path, "train.epochs=5000")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) >= 2
+    trainings = children(process.pid)
+    assert len(trainings) == 2
     process.kill()
     process.communicate()
-    wait_until_gone([int(child) for child in children])
+    wait_until_gone(trainings)
     assert statuses(tmp_path / "a") == {"seed=0": "stopped", "seed=1": "stopped", "seed=2": "submitted"}
 
 

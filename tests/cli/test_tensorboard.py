@@ -21,6 +21,7 @@ from isoscale.observe.events import EpochEnded, Logged
 from isoscale.observe.tensorboard import TensorBoard
 from isoscale.observe.tensorboard_server import TensorBoardServer, free_port, is_free
 from tests.helpers import command
+from tests.parallel.processes import wait_until_gone
 
 USER = getpass.getuser()
 
@@ -163,7 +164,7 @@ def stages(*names: str) -> set[str]:
     return {f"{name}/{stage}" for name in names for stage in ("train", "train_epoch", "val")}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_all_stages_are_shown_new_runs_too_and_an_end_leaves_nothing(tmp_path: Path, copied, number: int):
     write_events(tmp_path / copied("runs/a"))
@@ -181,15 +182,7 @@ def test_all_stages_are_shown_new_runs_too_and_an_end_leaves_nothing(tmp_path: P
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "") and "TensorBoard has ended" in out
     assert len(below) >= 1 and not Path(folder).exists()
-    wait_for_end(below)
-
-
-def wait_for_end(processes: list[int]) -> None:
-    """Until the operating system has forgotten them, which takes a moment after their end."""
-    end = time.monotonic() + 10
-    while left := [process for process in processes if Path(f"/proc/{process}").exists()]:
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
+    wait_until_gone(below, 10)
 
 
 def _arguments(process: int) -> str:
@@ -202,10 +195,10 @@ def test_it_ends_when_the_command_is_killed(tmp_path: Path, copied):
     with started(tmp_path) as (process, _, _lines):
         below = children(process.pid)
         process.kill()
-        wait_for_end(below)
+        wait_until_gone(below, 10)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_browser_shows_one_chart_for_all_stages(tmp_path: Path, copied):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:

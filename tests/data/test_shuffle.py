@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -22,6 +21,7 @@ import isoscale
 from isoscale.data.order import Order
 from isoscale.data.shuffle import num_bytes, shuffle_files
 from isoscale.errors import UserError
+from tests import warm
 
 IN, OUT = "snap*.in.npy", "snap*.out.npy"
 
@@ -247,7 +247,7 @@ def test_a_killed_process_goes_on(tmp_path: Path):
     call = "import isoscale; isoscale.shuffle_files(['snap*.in.npy'], 'mixed*', 2, memory='1MB')"
     state = tmp_path / "data" / ".mixed.unfinished" / "state.json"
     for _ in range(3):
-        running = subprocess.Popen([sys.executable, "-c", call], cwd=tmp_path / "data")
+        running = warm.Popen([sys.executable, "-c", call], cwd=tmp_path / "data")
         deadline, before = time.time() + 60, state.stat().st_mtime_ns if state.exists() else None
         while time.time() < deadline and running.poll() is None:
             if state.exists() and state.stat().st_mtime_ns != before:
@@ -255,7 +255,7 @@ def test_a_killed_process_goes_on(tmp_path: Path):
             time.sleep(0.001)
         running.send_signal(signal.SIGKILL)
         assert running.wait() == -signal.SIGKILL
-    subprocess.run([sys.executable, "-c", call], cwd=tmp_path / "data", check=True)
+    warm.run([sys.executable, "-c", call], cwd=tmp_path / "data", check=True)
     numbers = np.concatenate(read(tmp_path / "data", ".in.npy"))[:, 0]
     assert numbers.tolist() == Order(1_200_000, 0, purpose="shuffle files").indices(0, 1_200_000).tolist()
 

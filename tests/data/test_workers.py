@@ -33,6 +33,7 @@ from isoscale.data.sources import DatasetSource, Source, Subset
 from isoscale.data.workers import Worker, WorkerPool, count_workers, end_workers, start_method, why_not_sent
 from isoscale.engine.checkpoint import read
 from isoscale.errors import UserError
+from tests import warm
 from tests.helpers import QUIET, cli, command, sha, timeless
 
 pytestmark = pytest.mark.slow
@@ -142,7 +143,7 @@ def processes_of(group: int) -> list[int]:
     return found
 
 
-SERVERS = (b"resource_tracker", b"forkserver")
+SERVERS = (b"resource_tracker", b"forkserver", b"warm.py")
 
 
 def children() -> list[int]:
@@ -467,7 +468,7 @@ def script(method: str, end: str) -> subprocess.Popen[str]:
     text = SCRIPT.format(root=str(Path(__file__).parents[2]), method=method, end=end)
     path = Path(os.environ["PYTEST_TMP"]) / "script.py"
     path.write_text(text)
-    return subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return warm.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 @pytest.fixture
@@ -739,7 +740,7 @@ SLOW_SAMPLES = "data.seconds=0.01"
 def stopped(project: Path, number: int, count: str, to_all: bool) -> int:
     """Start or continue a training of slow samples, send a signal when it runs, and return its exit code."""
     environment = {**os.environ, "NUM_WORKERS": count}
-    process = subprocess.Popen(
+    process = warm.Popen(
         [*command(*WORDS), SLOW_SAMPLES], cwd=project, env=environment, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from isoscale.engine.checkpoint import read
 from isoscale.errors import Stopped, UserError
 from tests.engine import habits
 from tests.engine.test_lightning import assert_same_weights, fit, fit_lightning, lines
+from tests.helpers import first_of
 from tests.ranks import fit_on
 
 EPOCHS = 3
@@ -100,8 +101,17 @@ def _made(habit: Any, batch_size: int, step: int | None) -> tuple[Any, Any]:
     return module if step is None else stopping(module, step), data
 
 
+OFTEN_SEEN = [
+    habits.Unfreezing, habits.UnfreezingInTheStep, habits.AddingToTheOptimizer, habits.EvalInEpochStart,
+    habits.FlagsInEpochStart, habits.Curriculum, habits.HiddenState, habits.ManualAccumulation, habits.Complex,
+    habits.TorchAverage,
+]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("habit", habits.HABITS, ids=lambda habit: habit.__name__)
+@pytest.mark.parametrize(
+    "habit", first_of(habits.HABITS, *OFTEN_SEEN[:4], *OFTEN_SEEN[6:8]), ids=lambda habit: habit.__name__
+)
 def test_a_habit_is_the_same_on_two_ranks_and_does_not_notice_a_stop_there(habit: Any, tmp_path: Path) -> None:
     together = trained_on(2, habit, tmp_path / "two", 4)
     if habit not in PER_RANK:
@@ -123,15 +133,8 @@ def test_what_ranks_cannot_share_is_refused_there(habit: Any, tmp_path: Path) ->
         fit_on(2, tmp_path, partial(_made, habit, 4, None), train__epochs=1)
 
 
-ON_A_GPU = [
-    habits.Unfreezing, habits.UnfreezingInTheStep, habits.AddingToTheOptimizer, habits.EvalInEpochStart,
-    habits.FlagsInEpochStart, habits.Curriculum, habits.HiddenState, habits.ManualAccumulation, habits.Complex,
-    habits.TorchAverage,
-]  # fmt: skip
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("habit", ON_A_GPU, ids=lambda habit: habit.__name__)
+@pytest.mark.parametrize("habit", OFTEN_SEEN, ids=lambda habit: habit.__name__)
 def test_a_habit_is_the_same_on_a_gpu(habit: Any, tmp_path: Path) -> None:
     options = {"train.device": "cuda", "train.precision": "32"}
     straight, theirs, again = (habits.made(habit)[0] for _ in range(3))

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.processes import Ended, ends, is_alive, ranks, wait_until_gone
+from tests import warm
+from tests.helpers import first_of
+from tests.parallel.processes import Ended, children, ends, is_alive, ranks, wait_until_gone
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +85,7 @@ def test_the_others_say_that_rank_0_was_killed():
     assert found[2].err == "", "one of a host is enough"
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", first_of([0, 1], 1))
 def test_a_rank_that_never_comes_is_named_with_its_place(who: int):
     found = faulty("sleep", who, "5")
     assert [end.code for end in found] == [1, 1]
@@ -93,7 +95,7 @@ def test_a_rank_that_never_comes_is_named_with_its_place(who: int):
     assert "abort: " in found[who].out, "it had to be ended from beside, and could say so first"
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", first_of([0, 1], 0))
 def test_a_stopped_rank_is_named(who: int):
     with ranks(RANK, "stop", str(who), "5") as running:
         (other,) = ends([running[1 - who]])
@@ -117,13 +119,9 @@ sys.exit(local.launch(2, sys.argv[1:]))
 
 
 def launched(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-c", LAUNCH, str(RANK), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-
-
-def children(process: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def test_ranks_do_not_outlive_their_launcher():
@@ -137,6 +135,7 @@ def test_ranks_do_not_outlive_their_launcher():
     launcher.communicate()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("who", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_the_launcher_ends_a_rank_that_is_stopped(who: int):
     launcher = launched("stop", str(who), "5")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.helpers import QUIET, cli, sha, timeless
 
 pytestmark = pytest.mark.slow
@@ -103,7 +104,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def driven(folder: Path, phase: str) -> "subprocess.CompletedProcess[str]":
     (folder / "driver.py").write_text(DRIVER)
     words = [sys.executable, "driver.py", phase, STEPS, "train", "--run", "run", *RECIPE]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
+    return warm.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.slow
@@ -144,7 +145,7 @@ run()
 def slow_disk(folder: Path, seconds: float) -> "subprocess.Popen[str]":
     (folder / "driver.py").write_text(SLOW)
     words = [sys.executable, "driver.py", str(seconds), "train", "--run", "run", *RECIPE]
-    return subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return warm.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """A NaN on the way through the real command line: file, row, sample, layer and operation are named."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 from isoscale import Run
+from tests import warm
 from tests.helpers import cli
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def plant(folder: Path, value: float) -> None:
 
 def reproduced(folder: Path) -> str:
     (script,) = folder.glob("run/not_finite/*/reproduce.py")
-    done = subprocess.run([sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = warm.run([sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

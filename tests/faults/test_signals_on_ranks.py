@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import command, sha, timeless
-from tests.parallel.processes import Ended, is_alive, wait_until_gone
+from tests import warm
+from tests.helpers import command, first_of, sha, timeless
+from tests.parallel.processes import Ended, children, is_alive, take_terminal, wait_until_gone
 from tests.ranks import Command, command_on
 
 pytestmark = pytest.mark.slow
@@ -118,6 +119,9 @@ def assert_stopped(folder: Path, ended: list[Ended], at: int, why: str) -> None:
     assert not any(end.out or end.err for end in ended[1:]), "only the first rank speaks"
 
 
+TO_SOME = [(number, who) for number in (signal.SIGTERM, signal.SIGUSR1) for who in ((0,), (1,), BOTH)]
+
+
 def assert_goes_on(folder: Path, uninterrupted: Path, world: int = 2, *words: str) -> None:
     ended = command_on(world, folder, *RECIPE, *words)
     assert [end.code for end in ended] == [0] * world, ended
@@ -131,8 +135,7 @@ def print_latency(folder: Path, what: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("who", [(0,), (1,), BOTH])
+@pytest.mark.parametrize(("number", "who"), first_of(TO_SOME, TO_SOME[1], TO_SOME[3]))
 def test_a_signal_to_some_ranks_stops_all_at_one_step(
     number: signal.Signals, who: tuple[int, ...], uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -151,7 +154,7 @@ def test_a_signal_in_the_last_step_of_an_epoch_waits_for_no_evaluation(uninterru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", BOTH)
+@pytest.mark.parametrize("who", first_of(BOTH, 1))
 def test_a_signal_in_a_long_evaluation_breaks_it_off_and_it_is_done_again(
     who: int, uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -163,7 +166,7 @@ def test_a_signal_in_a_long_evaluation_breaks_it_off_and_it_is_done_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", BOTH)
+@pytest.mark.parametrize("who", first_of(BOTH, 0))
 def test_a_signal_in_the_last_evaluation_leaves_no_trace(who: int, uninterrupted: Path, tmp_path: Path) -> None:
     ended = command_on(2, tmp_path, *RECIPE, before=partial(signalled_in_an_evaluation, signal.SIGUSR1, who, 20))
     assert len({end.code for end in ended}) == 1 and ended[0].code in (0, 75), ended
@@ -171,7 +174,9 @@ def test_a_signal_in_the_last_evaluation_leaves_no_trace(who: int, uninterrupted
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", [(0,), (1,), BOTH])
+@pytest.mark.parametrize(
+    "who", [pytest.param((0,), marks=pytest.mark.full), pytest.param((1,), marks=pytest.mark.full), BOTH]
+)
 def test_a_signal_in_the_last_step_leaves_no_trace(who: tuple[int, ...], uninterrupted: Path, tmp_path: Path) -> None:
     ended = command_on(2, tmp_path, *RECIPE, before=partial(signalled_in_a_step, signal.SIGTERM, who, 20))
     assert len({end.code for end in ended}) == 1 and ended[0].code in (0, 75), ended
@@ -212,20 +217,12 @@ LONG = [
 ]
 
 
-def children(process: int) -> list[int]:
-    """The processes that a process has started."""
-    try:
-        return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
 class Launched:
     """A command with `--devices 2`, and its ranks."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
-        """Start it."""
-        self._process = subprocess.Popen(
+    def __init__(self, folder: Path, *words: str, is_warm: bool = True) -> None:
+        """Start it; a cold one takes seconds before its ranks meet."""
+        self._process = (warm.Popen if is_warm else subprocess.Popen)(
             command(*words, "--devices", "2"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip
@@ -271,7 +268,7 @@ def long_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.nightly)])
 def test_a_signal_to_the_launcher_or_to_a_rank_of_it_stops_all(
     number: signal.Signals, long_one: Path, tmp_path: Path
@@ -295,13 +292,18 @@ def test_a_signal_to_the_launcher_or_to_a_rank_of_it_stops_all(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.nightly)]
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.full),
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.parametrize("delay", [1.5])
 def test_a_signal_before_the_ranks_have_met_ends_them_and_leaves_nothing(
     number: signal.Signals, delay: float, tmp_path: Path
 ) -> None:
-    launched = Launched(tmp_path, *RECIPE)
+    launched = Launched(tmp_path, *RECIPE, is_warm=False)
     ranks = launched.ranks()
     time.sleep(delay)
     os.kill(launched.pid, number)
@@ -354,13 +356,14 @@ class Terminal:
 
     def __init__(self, folder: Path, *words: str) -> None:
         """Start it as the foreground of a new terminal."""
-        line = command(*words)
-        self.pid, self._main = pty.fork()
-        if self.pid == 0:
-            os.chdir(folder)
-            os.environ.update(TERM="xterm-256color", COLUMNS="100", LINES="40")
-            os.execv(line[0], line)
-        self.text = ""
+        self._main, terminal = pty.openpty()
+        variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+        self._process = warm.Popen(
+            command(*words), cwd=folder, env=variables, stdin=terminal, stdout=terminal, stderr=terminal,
+            start_new_session=True, preexec_fn=take_terminal,
+        )  # fmt: skip
+        os.close(terminal)
+        self.pid, self.text = self._process.pid, ""
 
     def read_until(self, is_there: Callable[[], bool]) -> None:
         """Take what it writes, until something is there or it has ended."""
@@ -381,7 +384,7 @@ class Terminal:
         """The exit code, after its last word."""
         self.read_until(lambda: False)
         os.close(self._main)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._process.wait()
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from isoscale import Run
 from isoscale.engine.lock import NAME
+from tests import warm
 from tests.helpers import QUIET, cli, command
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ LONG = ["train", "--run", "run", "train.epochs=5000", "checkpoint.every=20 steps
 @pytest.fixture
 def first(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A training that has begun and saved."""
-    process = subprocess.Popen(command(*LONG), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    process = warm.Popen(command(*LONG), cwd=tmp_path, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not (tmp_path / "run/checkpoints/last").exists():
         assert process.poll() is None and time.monotonic() < deadline
@@ -55,7 +56,7 @@ def test_after_a_kill_it_is_shown_as_killed_and_the_next_start_goes_on_at_once(
     assert [run["status"] for run in json.loads(listed.stdout)] == ["killed"]
     log = tmp_path / "run/log.txt"
     size = log.stat().st_size
-    again = subprocess.Popen(command(*LONG), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    again = warm.Popen(command(*LONG), cwd=tmp_path, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while "has ended without a word" not in log.read_text()[size:]:
         assert again.poll() is None and time.monotonic() < deadline
@@ -72,7 +73,7 @@ def test_a_run_on_another_host_is_refused_while_it_lives(first: subprocess.Popen
     first.kill()
     first.wait()
     there = {**json.loads(path.read_text()), "host": "node17", "machine": "another"}
-    second = subprocess.Popen(command(*LONG), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    second = warm.Popen(command(*LONG), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while second.poll() is None:
         there["beats"] += 1
         with path.open("r+b", buffering=0) as file:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.cli.test_stopping import on_a_terminal
 from tests.helpers import cli, command
 from tests.parallel.processes import wait_until_gone
@@ -29,7 +30,7 @@ def launched(folder: Path, script: str, num_ranks: int = 2, **more: str) -> subp
         "local.command_of = lambda words: [sys.executable, 'script.py']\n"
         f"sys.exit(local.launch({num_ranks}, sys.argv))\n"
     )
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "launch.py"], cwd=folder, env={**os.environ, **more}, text=True, bufsize=1,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
@@ -177,7 +178,7 @@ def test_one_mistake_in_a_recipe_is_one_message(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_request_to_stop_reaches_all_and_saves(tmp_path: Path):
-    process = subprocess.Popen(
+    process = warm.Popen(
         command(*LONG), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
     assert process.stdout is not None

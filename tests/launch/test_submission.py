@@ -17,6 +17,7 @@ from isoscale.launch.profiles import examples, read_profile
 from isoscale.launch.submission import plan
 from isoscale.recipe.schema import Launch, slurm_seconds
 from isoscale.run import Run
+from tests import warm
 from tests.cli.conftest import isoscale
 from tests.helpers import command, train
 from tests.recipe.deepmd_input import write
@@ -89,7 +90,7 @@ def test_options_win_over_the_profile_and_the_profile_over_the_recipe(tmp_path: 
 
 def test_the_script_is_valid_and_has_one_srun_line(tmp_path: Path):
     text = script(nodes=2, tasks_per_node=2, cpus_per_task=3, time="01:00:00", modules=["cuda/12"], env={"A": "b 'c'"})
-    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    assert warm.run(["bash", "-n"], input=text, text=True).returncode == 0
     assert [line for line in text.splitlines() if line.startswith("srun")] == [
         f"srun {shlex.quote(str(Path(sys.executable).parent / 'isoscale'))} train --run runs/digits-$SLURM_JOB_ID"
     ] or "srun isoscale train --run runs/digits-$SLURM_JOB_ID\n" in text
@@ -120,7 +121,7 @@ def run_script(text: str, folder: Path, train_code: int, restarts: str | None = 
         (programs / name).chmod(0o755)
     variables = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     variables |= {} if restarts is None else {"SLURM_RESTART_COUNT": restarts}
-    done = subprocess.run(["bash"], input=text, text=True, env=variables, cwd=folder)
+    done = warm.run(["bash"], input=text, text=True, env=variables, cwd=folder)
     return done.returncode, (folder / "calls").read_text()
 
 
@@ -242,10 +243,16 @@ def test_a_local_run_is_shown_stopped_and_read(tmp_path: Path, isoscale):
     assert refused.code == 2 and "nothing trains in runs/a: it is done" in refused.err
 
 
+@pytest.mark.parametrize("name", ["status", "cancel", "logs"])
+def test_a_run_that_is_not_there_is_refused(isoscale, name):
+    refused = isoscale(name, "nowhere")
+    assert refused.code == 2 and refused.err.startswith("error: ") and "nowhere" in refused.err and refused.out == ""
+
+
 @pytest.mark.slow
 def test_a_training_on_this_machine_is_cancelled_by_asking_it_to_stop(tmp_path: Path, isoscale):
     words = command("train", "train.epochs=100000", "observe.tensorboard=0", "--run", "runs/a")
-    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = warm.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: (tmp_path / "runs/a/metrics.jsonl").exists() and "running" in isoscale("status", "a").out)
         said = isoscale("cancel", "a")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from isoscale.engine.checkpoint import read_weights
 from isoscale.parallel.ranks import Ranks
 from isoscale.parallel.reduction import FlatReducer
+from tests import warm
 from tests.helpers import command, sha, timeless
 from tests.laws.test_any_number_of_ranks import ODD, assert_close, small_network
 from tests.ranks import fit_on, free_port, on_ranks
@@ -29,15 +29,15 @@ LONG = [
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_captured_training_that_was_interrupted_ends_as_if_it_had_not(number: int, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
-    subprocess.run(command("train", "images/digits", *LONG, "--run", str(whole)), check=True)
+    warm.run(command("train", "images/digits", *LONG, "--run", str(whole)), check=True)
     for seconds in (0.3, 0.8):
-        process = subprocess.Popen(command("train", "images/digits", *LONG, "--run", str(run)))
+        process = warm.Popen(command("train", "images/digits", *LONG, "--run", str(run)))
         while not (run / "checkpoints" / "last").exists():
             time.sleep(0.02)
         time.sleep(seconds)
         process.send_signal(number)
         assert process.wait(60) in (75, -number, 0)
-    subprocess.run(command("train", "images/digits", *LONG, "--run", str(run)), check=True)
+    warm.run(command("train", "images/digits", *LONG, "--run", str(run)), check=True)
     assert sha(run) == sha(whole)
     assert timeless(run) == timeless(whole)
 

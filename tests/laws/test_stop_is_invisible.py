@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.helpers import QUIET, cli, command, sha, timeless, train
 
 EVERYTHING = {
@@ -68,7 +69,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def interrupt(folder: Path, number: int, delay: float) -> int:
     """Start or continue the run, send a signal after a while, and return the exit code."""
-    process = subprocess.Popen(command("train", "--run", "run", *LONG), cwd=folder, stdout=subprocess.DEVNULL)
+    process = warm.Popen(command("train", "--run", "run", *LONG), cwd=folder, stdout=subprocess.DEVNULL)
     log = folder / "run" / "metrics.jsonl"
     size = log.stat().st_size if log.exists() else 0
     deadline = time.monotonic() + 60
@@ -83,7 +84,7 @@ LIKE_TERM = (signal.SIGINT, signal.SIGUSR1)
 """Signals that are handled as SIGTERM is."""
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "number",
     [signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGTERM, *LIKE_TERM))],
@@ -131,7 +132,8 @@ MOMENTS = ["1", "7", "13", "23", "40", "evaluation", "last evaluation"]
     ("number", "moments"),
     [
         (signal.SIGTERM, ["7", "23", "evaluation", "last evaluation"]),
-        *(pytest.param(each, MOMENTS, marks=pytest.mark.nightly) for each in (signal.SIGTERM, signal.SIGKILL)),
+        (signal.SIGKILL, ["13"]),
+        *(pytest.param(each, MOMENTS, marks=pytest.mark.full) for each in (signal.SIGTERM, signal.SIGKILL)),
     ],
 )
 def test_a_signal_inside_a_given_step_or_an_evaluation_leaves_no_trace(

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import subprocess
 import sys
 import time
 
@@ -16,6 +15,7 @@ import pytest
 from isoscale.observe import console as console_module
 from isoscale.observe.console import Console
 from isoscale.observe.events import Ended, EpochEnded, Event, Logged, Note, Started
+from tests import warm
 
 STARTED = Started("images/digits", "runs/a", [("device", "cpu")], step=0, num_steps=690, steps_per_epoch=23)
 LOGGED = Logged(10, 0, {"train/loss": 0.51234, "time/samples_per_second": 12340.0})
@@ -56,7 +56,7 @@ def printed_on_a_terminal(**environment: str) -> str:
     """Everything that a program with the console writes to a pseudo-terminal of 100 columns."""
     main, terminal = pty.openpty()
     settings = {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40", **environment}
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-c", ON_A_TERMINAL], stdout=terminal, stderr=terminal, env={**os.environ, **settings}
     )
     os.close(terminal)

@@ -1,15 +1,19 @@
 """Real processes that are ranks, for tests: started with plain variables, and all ended at the end."""
 
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests import warm
 
 PATIENCE = 90
 
@@ -44,7 +48,7 @@ def ranks(
     """Some or all ranks of a world; nothing is left of them afterwards."""
     port = free_port()
     running = [
-        subprocess.Popen(
+        warm.Popen(
             [sys.executable, str(script), *words], env=variables(rank, world, port, **more),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
@@ -67,6 +71,20 @@ def ends(running: Sequence[subprocess.Popen[str]]) -> list[Ended]:
         out, err = process.communicate(timeout=PATIENCE)
         found.append(Ended(process.returncode, out, err, time.monotonic() - begun))
     return found
+
+
+def take_terminal() -> None:
+    """For a process about to start in a session of its own: its input is the terminal from which signals come."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process has started, but not the one that serves it."""
+    try:
+        found = [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+    return [child for child in found if not warm.is_server(child)]
 
 
 def is_alive(process: int) -> bool:

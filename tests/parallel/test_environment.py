@@ -1,7 +1,6 @@
 """Who a process is, from the variables of each launcher."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from isoscale.errors import UserError
 from isoscale.parallel.environment import Environment, find
 from isoscale.parallel.environments.node_list import expand, expand_counts
+from tests import warm
 
 PLAIN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 LOCAL = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -266,7 +266,5 @@ def test_lists_of_hosts_are_written_out_as_slurm_does(tmp_path_factory: pytest.T
     configuration = tmp_path_factory.getbasetemp() / "slurm.conf"
     configuration.write_text("ClusterName=test\nSlurmctldHost=localhost\nNodeName=n1\nPartitionName=all Nodes=n1\n")
     variables = {"SLURM_CONF": str(configuration), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        ["scontrol", "show", "hostnames", text], env=variables, capture_output=True, text=True, check=True
-    )
+    done = warm.run(["scontrol", "show", "hostnames", text], env=variables, capture_output=True, text=True, check=True)
     assert expand(text) == done.stdout.split()

@@ -181,7 +181,7 @@ def _stop_when_connecting() -> None:
 @pytest.mark.slow
 def test_a_rank_that_came_and_then_stands_still_is_named(tmp_path: Path):
     running = Command(2, tmp_path, ["train", "images/digits"], _stop_when_connecting, ISOSCALE_JOIN_TIMEOUT="4")
-    running.processes[0].join(60)
+    running.processes[0].wait(60)
     os.kill(running.pids[1], signal.SIGKILL)
     first = running.ended()[0]
     assert first.code == 1 and f"rank 1 on {HOST} gives no sign of life" in first.err

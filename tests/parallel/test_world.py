@@ -13,6 +13,7 @@ from isoscale.errors import UserError
 from isoscale.parallel import rendezvous, world
 from isoscale.parallel.ranks import ALONE
 from isoscale.parallel.rendezvous import Comer, interface
+from tests import warm
 from tests.parallel.processes import ends, free_port, ranks, variables
 
 pytestmark = pytest.mark.slow
@@ -48,7 +49,7 @@ def test_ranks_join_and_leave_without_a_word():
 @pytest.mark.slow
 def test_torchrun_starts_ranks():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(JOINING)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = warm.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = sorted(json.loads(text)["rank"] for text in re.findall(r"\{.*?\}", done.stdout))
     assert lines == [0, 1]
@@ -62,7 +63,7 @@ def test_without_local_numbers_ranks_count_themselves_on_their_host():
         for rank in (0, 1)
     ]
     running = [
-        subprocess.Popen([sys.executable, str(JOINING)], env=each, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        warm.Popen([sys.executable, str(JOINING)], env=each, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                          text=True)
         for each in plain
     ]  # fmt: skip
@@ -71,13 +72,13 @@ def test_without_local_numbers_ranks_count_themselves_on_their_host():
 
 @pytest.mark.slow
 def test_a_rank_that_never_joins_is_named_once_and_all_end():
-    with ranks(JOINING, world=3, started=[0, 1], ISOSCALE_JOIN_TIMEOUT="6") as running:
+    with ranks(JOINING, world=3, started=[0, 1], ISOSCALE_JOIN_TIMEOUT="3") as running:
         found = ends(running)
     assert [end.code for end in found] == [2, 2]
     first, second = found[0].err.splitlines()[:2]
-    assert first == f"error: 1 of 3 ranks did not come within 6 s: rank 2 on {HOST}"
+    assert first == f"error: 1 of 3 ranks did not come within 3 s: rank 2 on {HOST}"
     assert second.startswith(f"there were: rank 0 from {HOST} (process {running[0].pid}), rank 1 from {HOST} (process ")
-    assert "ISOSCALE_JOIN_TIMEOUT=12" in found[0].err and found[1].err == ""
+    assert "ISOSCALE_JOIN_TIMEOUT=6" in found[0].err and found[1].err == ""
 
 
 @pytest.mark.slow
@@ -94,7 +95,7 @@ def test_a_port_that_is_taken_is_named():
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run(
+        done = warm.run(
             [sys.executable, str(JOINING)], env=variables(0, 2, port), capture_output=True, text=True, timeout=60
         )
     assert done.returncode == 2 and done.stderr.startswith(f"error: rank 0 cannot listen at 127.0.0.1 port {port}")
@@ -102,7 +103,7 @@ def test_a_port_that_is_taken_is_named():
 
 @pytest.mark.slow
 def test_two_processes_cannot_be_the_same_rank():
-    with ranks(JOINING, world=3, started=[0, 1, 1], ISOSCALE_JOIN_TIMEOUT="6") as running:
+    with ranks(JOINING, world=3, started=[0, 1, 1], ISOSCALE_JOIN_TIMEOUT="3") as running:
         found = ends(running)
     assert sorted(end.code for end in found) == [2, 2, 2]
     assert sum("two processes say that they are rank 1" in end.err for end in found) == 1

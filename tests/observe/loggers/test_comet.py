@@ -7,9 +7,10 @@ import pytest
 
 from isoscale.errors import UserError
 from isoscale.observe.loggers.comet import Comet
+from tests.helpers import needs
 from tests.observe.loggers.conftest import comet_messages, end, figures, start, steps, tell
 
-pytest.importorskip("comet_ml", reason="needs comet: pip install 'isoscale[comet]'")
+pytestmark = needs("comet_ml", "pip install 'isoscale[comet]'")
 
 
 def curve(messages, name):

@@ -6,13 +6,16 @@ from isoscale.errors import UserError
 from isoscale.observe.events import Logged
 from isoscale.observe.loggers.logger import Replayed
 from isoscale.observe.loggers.mlflow import MLflow
+from tests.helpers import needs
 from tests.observe.loggers.conftest import end, figures, start, steps, tell
 
-mlflow = pytest.importorskip("mlflow", reason="needs MLflow: pip install 'isoscale[mlflow]'")
-pytest.importorskip("sqlalchemy", reason="needs MLflow's database: pip install 'isoscale[mlflow]'")
+MLFLOW = "pip install 'isoscale[mlflow]'"
+pytestmark = [needs("mlflow", MLFLOW), needs("sqlalchemy", MLFLOW)]
 
 
 def read(directory):
+    import mlflow
+
     client = mlflow.MlflowClient(f"sqlite:///{directory}/mlflow/mlflow.db")
     experiment = client.get_experiment_by_name("isoscale")
     (run,) = client.search_runs([experiment.experiment_id])

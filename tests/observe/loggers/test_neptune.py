@@ -2,13 +2,12 @@
 
 import json
 
-import pytest
-
 from isoscale.observe.events import Logged
 from isoscale.observe.loggers.neptune import Neptune
+from tests.helpers import needs
 from tests.observe.loggers.conftest import end, figures, start, steps, tell
 
-pytest.importorskip("neptune", reason="needs neptune: pip install 'isoscale[neptune]'")
+pytestmark = needs("neptune", "pip install 'isoscale[neptune]'")
 
 
 def operations(directory):

@@ -165,7 +165,8 @@ def test_a_server_that_does_not_answer_costs_no_training(tmp_path, silent_server
     pytest.importorskip("mlflow", reason="needs MLflow: pip install 'isoscale[mlflow]'")
     uri = "http://127.0.0.1:9" if answer == "refuses" else silent_server
     loggers = json.dumps([{"class": "mlflow", "tracking_uri": uri}])
-    done = cli("train", "train.epochs=1", f"observe.loggers={loggers}", "--run", "run", cwd=tmp_path)
+    words = ("train", "train.epochs=1", f"observe.loggers={loggers}", "--run", "run")
+    done = cli(*words, cwd=tmp_path, MLFLOW_HTTP_REQUEST_TIMEOUT="2")
     printed = done.stdout + done.stderr
     assert done.returncode == 0, printed
     assert printed.count("MLflow failed and is switched off") == 1 and "Traceback" not in printed

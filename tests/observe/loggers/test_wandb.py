@@ -6,9 +6,10 @@ import pytest
 
 from isoscale.errors import UserError
 from isoscale.observe.loggers.wandb import WandB
+from tests.helpers import needs
 from tests.observe.loggers.conftest import end, figures, start, steps, tell, wandb_records
 
-pytest.importorskip("wandb", reason="needs wandb: pip install 'isoscale[wandb]'")
+pytestmark = needs("wandb", "pip install 'isoscale[wandb]'")
 
 
 def rows(records):

@@ -3,12 +3,12 @@
 import json
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.helpers import QUIET, cli, command, sha, timeless
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow]
@@ -32,7 +32,7 @@ def epoch_of(run: Path) -> int:
 
 def interrupt(folder: Path, words: list[str], epoch: int, number: int, delay: float) -> int:
     """Start or go on, send a signal some time after an epoch has begun, and return the exit code."""
-    process = subprocess.Popen(command(*words), cwd=folder)
+    process = warm.Popen(command(*words), cwd=folder)
     until = time.monotonic() + 120
     while process.poll() is None and epoch_of(folder / "run") < epoch and time.monotonic() < until:
         time.sleep(0.01)

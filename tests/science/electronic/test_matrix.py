@@ -116,7 +116,14 @@ def test_every_pair_of_settings_occurs() -> None:
             assert ((one, pair[0]), (other, pair[1])) in seen, pair
 
 
-@pytest.mark.parametrize("arithmetic", COMBINATIONS, ids="-".join)
+@pytest.mark.parametrize(
+    "arithmetic",
+    [
+        pytest.param(each, marks=[] if each[1] == "32" or each[0] == "tree" else pytest.mark.full)
+        for each in COMBINATIONS
+    ],
+    ids="-".join,
+)
 def test_no_way_of_running_is_seen_in_the_result(
     arithmetic: Arithmetic, first_ways: dict[Arithmetic, isoscale.Run], base: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -200,6 +207,7 @@ def test_a_metric_of_the_physics_steers_the_training(base: dict[str, Any], tmp_p
     assert values(slowed, "lr")[0] == 0.01 and values(slowed, "lr")[-1] < 0.01
 
 
+@pytest.mark.full
 def test_all_switches_go_on_together_on_two_ranks(base: dict[str, Any], tmp_path: Path) -> None:
     everything = {key: value for switch in TOGETHER for key, value in SWITCHES[switch].items()}
     options = {**base, **everything, "train__epochs": 4, "parallel__reduce": "tree", "train__precision": "bf16"}

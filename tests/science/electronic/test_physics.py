@@ -211,7 +211,7 @@ class TestAnywhere:
         assert timeless(runs[0]) == timeless(runs[1]) == timeless(runs[2])
         assert "val/density/c" in runs[0].metrics
 
-    @pytest.mark.slow
+    @pytest.mark.full
     def test_all_of_it_is_the_same_on_two_ranks(self, folder: Path, tmp_path: Path) -> None:
         keys = {
             "data__path": str(folder), "parallel__reduce": "tree", "observe__tensorboard": 2,

@@ -22,7 +22,7 @@ def test_the_wide_preset_fits_the_material_that_can_be_made(tmp_path: Path):
     assert "val/band_energy" in run.metrics
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_band_energy_of_an_unseen_snapshot_is_right_to_ten_mev(shared: Path, tmp_path: Path):
     run = train(tmp_path / "run", "electronic/be2-best", data__path=str(shared / "data/electronic/Be2"))
     assert isoscale.test(run)["test/band_energy"] < 10

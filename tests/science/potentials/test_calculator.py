@@ -195,7 +195,7 @@ def test_what_is_no_potential_is_refused(
         calculator(wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_total_energy_of_water_is_conserved() -> None:
     atoms, _ = frame()
     thermalize_momenta(atoms, temperature_K=300, rng=np.random.default_rng(0))

@@ -1,6 +1,5 @@
 """A potential in a file, used where this package is not."""
 
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -15,6 +14,7 @@ from isoscale.science.potentials.deploy import Deployed
 from isoscale.science.potentials.model import DeepPotential
 from isoscale.science.potentials.neighbours import find_pairs
 from isoscale.science.potentials.se_e2_a import SeE2A
+from tests import warm
 from tests.science.potentials import parity
 from tests.science.potentials.one_frame import frame_batch
 
@@ -55,9 +55,7 @@ def test_a_file_gives_the_numbers_of_another_program_where_isoscale_is_not_insta
     )
     np.savez(tmp_path / "frame.npz", **parity.frames()[1])
     words = [sysconfig.get_path("purelib"), str(tmp_path / "water.pt"), str(tmp_path / "frame.npz")]
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", ELSEWHERE, *words], capture_output=True, text=True, cwd=tmp_path
-    )
+    done = warm.run([sys.executable, "-I", "-S", "-c", ELSEWHERE, *words], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "the same\n"), done.stderr
 
 

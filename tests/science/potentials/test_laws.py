@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import isoscale
-from tests.helpers import QUIET, sha, timeless, train
+from tests.helpers import QUIET, first_of, sha, timeless, train
 from tests.laws.test_stop_is_invisible import continued_at
 from tests.ranks import command_on, train_on
 
@@ -148,8 +148,10 @@ class Mortal(Potential):
 '''
 
 
-@pytest.mark.parametrize("place", ["step", "evaluation"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+DEATHS = [(number, place) for number in (signal.SIGTERM, signal.SIGKILL) for place in ("step", "evaluation")]
+
+
+@pytest.mark.parametrize(("number", "place"), first_of(DEATHS, DEATHS[0], DEATHS[3]))
 def test_a_signal_in_a_step_or_an_evaluation_leaves_no_trace(
     number: int, place: str, recipe: dict[str, Any], whole: isoscale.Run, tmp_path: Path
 ) -> None:

@@ -36,14 +36,14 @@ def run(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> isoscale.Run:
     return isoscale.train(input_file(shared / "data" / "potentials", folder), run=folder / "run", **overrides)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_errors_of_forces_fall_to_half_within_a_hundred_steps(run: isoscale.Run) -> None:
     curve = dict(run.history("val/force_rmse"))
     assert 0.7 < curve[20] < 0.9  # eV/Å: nothing is learned yet, and the forces themselves are that large
     assert curve[STEPS] < 0.65 * curve[20]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_statistics_are_those_of_another_program(run: isoscale.Run) -> None:
     """DeePMD-kit drew 60 other frames of the same data."""
     found = {name: buffer.cpu().numpy() for name, buffer in run.model().named_buffers()}

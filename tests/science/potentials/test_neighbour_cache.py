@@ -2,7 +2,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import torch
 
 from isoscale.science.potentials import neighbour_cache
 from isoscale.science.potentials.neighbour_cache import cache_folder, shares
+from tests import warm
 from tests.science.potentials.made_systems import arrays, opened, write
 
 
@@ -275,13 +275,13 @@ opened(sys.argv[1])
 def test_processes_may_be_killed_and_others_make_the_same_at_the_same_time(tmp_path: Path, cache: Path):
     path = write(tmp_path / "a", [arrays(3000)])
     command = [sys.executable, "-c", MAKING, str(path)]
-    victim = subprocess.Popen(command)
+    victim = warm.Popen(command)
     while not any(cache.glob(".making-*/*/reverse.npy")):
         assert victim.poll() is None
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     assert not [entry for entry in cache.iterdir() if entry.name[0] != "."]
-    both = [subprocess.Popen(command) for _ in range(2)]
+    both = [warm.Popen(command) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
     kept = [entry for entry in cache.iterdir() if entry.name[0] != "."]
     assert len(kept) == 1
