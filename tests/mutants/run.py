@@ -196,10 +196,11 @@ def with_fault(fault: Fault) -> str:
 
 
 def stages(fault: Fault) -> list[list[str]]:
-    """Which tests to run one after the other: each set of files once, the whole folder last."""
+    """Which tests to run one after the other: near ones first, all others last, each file once."""
     path = Path(fault.file)
     module = ".".join(("isoscale", *path.with_suffix("").parts))
-    same_folder = sorted((TESTS / path.parent).glob("test_*.py"))
+    folders = (TESTS / parent for parent in path.parents)
+    same_folder = next(tests for folder in folders if (tests := sorted(folder.glob("test_*.py"))))
     named = [test for test in _texts() if test.stem == f"test_{path.stem}"]
     mentioning = [test for test, text in _texts().items() if module in text]
     laws = [TESTS / "engine" / "test_golden.py", *sorted((TESTS / "laws").glob("test_*.py"))]
