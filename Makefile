@@ -13,7 +13,7 @@ pip_install := $(python) -m pip install --quiet --quiet --disable-pip-version-ch
 pytest := $(python) -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick full nightly cluster lint types format docs bench wheel clean
+.PHONY: help train test quick full nightly cluster mutants lint types format docs bench wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ nightly: .venv/installed-dev  ## Run what takes minutes: faults at random moment
 
 cluster: .venv/installed-dev  ## Run the tests on a real Slurm and real MPI, where these are installed (as root)
 	@$(pytest) --dist loadfile -m "cluster and not nightly" $(ARGS)
+
+mutants: .venv/installed-dev  ## Plant faults in copies of the source, and see which of them the tests find (hours)
+	@$(python) tests/mutants/run.py --workers $(WORKERS) $(ARGS)
 
 lint: .venv/installed-dev  ## Check style and formatting
 	@$(python) -m ruff check .
