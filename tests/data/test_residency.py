@@ -175,11 +175,18 @@ def test_a_slot_delivers_the_parts_of_the_steps_it_is_filled_with(kind, plan, da
 
 
 def test_a_slot_of_the_host_stays_at_its_address():
-    feed = feed_of(HostFeed, BatchPlan(40, 4, num_shards=2))
+    plan, order = BatchPlan(40, 4, num_shards=2), Order(40, 0)
+    feed = feed_of(HostFeed, plan)
     slot = feed.slot(0, 2)
     before = [tensor.data_ptr() for offset in range(2) for tensor in tensors_of(slot.parts(offset))]
-    slot.fill(4)
-    assert [tensor.data_ptr() for offset in range(2) for tensor in tensors_of(slot.parts(offset))] == before
+    for step in (4, 6, 0, 12):
+        slot.fill(step)
+        assert [tensor.data_ptr() for offset in range(2) for tensor in tensors_of(slot.parts(offset))] == before
+        for offset in range(2):
+            indices = order.indices(plan.place(step + offset), 4).tolist()
+            for (part,), expected in zip(slot.parts(offset), (indices[:2], indices[2:]), strict=True):
+                assert part.samples.tolist() == part.batch["target"].tolist() == expected
+                assert part.batch["input"].tolist() == [[3 * row, 3 * row + 1, 3 * row + 2] for row in expected]
     feed.close()
 
 

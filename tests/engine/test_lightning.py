@@ -197,12 +197,24 @@ def test_clipping_by_the_recipe_equals_lightnings(tmp_path: Path) -> None:
     assert_same_weights(ours, theirs)
 
 
+class Sizes(Classifier):
+    """Remembers how many samples each of its steps was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.sizes.append(len(batch[0]))
+        return super().training_step(batch, batch_idx)
+
+
 def test_the_micro_batches_of_a_batch_equal_lightnings_accumulated_batches(tmp_path: Path) -> None:
     """The loader's batch of 12 is cut into 3 here; Lightning adds up 3 batches of 4. 60 samples have no rest."""
-    torch.manual_seed(1)
-    ours, theirs = pair(Classifier)
+    ours, theirs = pair(Sizes)
     fit(ours, Points(batch_size=12), tmp_path / "run", **{"train.accumulate": 3})
     fit_lightning(theirs, Points(batch_size=4), accumulate_grad_batches=3)
+    assert ours.sizes == theirs.sizes == [4] * 15 * 3
     assert_same_weights(ours, theirs, *ROUNDING)
 
 
@@ -494,8 +506,23 @@ def test_a_scheduler_that_could_not_move_is_refused(entry: dict[str, Any], words
         fit(_plateau(**entry), Points(), tmp_path / "run", 1)
 
 
+class Late(Classifier):
+    """Logs what its scheduler watches from the third epoch on only; it never improves."""
+
+    def on_validation_epoch_end(self) -> None:
+        if self.current_epoch > 1:
+            self.log("late", 1.0)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = modules._sgd(self)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "late", "strict": False}}
+
+
 def test_a_scheduler_that_is_not_strict_waits_for_its_metric(tmp_path: Path) -> None:
-    fit(_plateau(monitor="val_los", strict=False), Points(), tmp_path / "run", 1)
+    ours, theirs, run, _ = both(Late, tmp_path, epochs=5)
+    assert [value for _, _, name, value in lines(run.path) if name == "lr"] == [0.2] * 4 * 8 + [0.1] * 8
+    assert_same_weights(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -289,8 +289,12 @@ class TestWeights:
         run = fit(tmp_path / "run", train__epochs=8, optimizer__lr=0.3, checkpoint__keep=2)
         history = run.history("val/loss")
         step, value = min(history, key=lambda entry: entry[1])
+        assert step < 70, "it is none of the two newest, which are kept anyway"
         assert run.record["best"] == {"name": "val/loss", "value": value, "step": step}
         assert run.checkpoint().name == f"step_{step:08d}"
+        batch = rows(37, 1)
+        scores = run.task().model(batch["input"]).detach()  # type: ignore[operator]
+        assert float(functional.cross_entropy(scores, batch["target"])) == pytest.approx(value, rel=1e-5)
 
     def test_a_model_with_batch_norm_comes_back_with_its_own_dtypes(self, tmp_path: Path) -> None:
         model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))

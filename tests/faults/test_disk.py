@@ -1,57 +1,24 @@
 """A disk that is full or may not be written: a clear error, nothing lost, and the same command goes on afterwards."""
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from isoscale.engine.checkpoint import Checkpoints
+from tests.disks import PAGE, Disk, mounted
 from tests.helpers import QUIET, cli, sha, timeless
 
 FIRST = ["train.epochs=1", "data.subset=300", "observe.every=2", *(f"{key}={value}" for key, value in QUIET.items())]
 LONGER = ["train.epochs=6", *FIRST[1:]]
-PAGE = 4096
 
 pytestmark = pytest.mark.slow
 
 
-class Disk:
-    """A small disk of its own in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._ballast = path / "ballast"
-
-    def leave(self, num_bytes: int) -> None:
-        """Fill the disk up to some bytes, rounded up to whole pages."""
-        found = os.statvfs(self.path)
-        with self._ballast.open("wb") as file:
-            file.write(bytes(found.f_bavail * found.f_frsize - -(-num_bytes // PAGE) * PAGE))
-
-    def make_room(self) -> None:
-        """Take away what fills the disk."""
-        self._ballast.unlink()
-
-    def remount(self, mode: str) -> None:
-        """Allow writing (rw) or not (ro)."""
-        subprocess.run(["mount", "-o", f"remount,{mode}", self.path], check=True)
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", path], capture_output=True, text=True
-    )  # fmt: skip
-    if mounted.returncode:
-        pytest.skip(f"needs to mount a disk, as root: {mounted.stderr.strip()}")
-    try:
-        yield Disk(path)
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
+    with mounted(tmp_path / "disk") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +36,6 @@ def begin(folder: Path) -> Path:
     done = cli("train", "--run", "run", *FIRST, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run"
-
-
-def move(path: Path, disk: Disk) -> None:
-    """Put a file or folder of a run on another disk."""
-    subprocess.run(["mv", path, disk.path], check=True)
-    path.symlink_to(disk.path / path.name)
 
 
 def checkpoint_bytes(run: Path) -> int:
@@ -109,7 +70,7 @@ def test_a_disk_that_fills_up_during_a_save_costs_nothing(
     share: float, disk: Disk, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run = begin(tmp_path)
-    move(run / "checkpoints", disk)
+    disk.take(run / "checkpoints")
     disk.leave(round(share * checkpoint_bytes(run)))
     assert_refused(tmp_path, "cannot save the checkpoint of step 10", "No space left", "start the same command again")
     disk.make_room()
@@ -118,7 +79,7 @@ def test_a_disk_that_fills_up_during_a_save_costs_nothing(
 
 def test_a_disk_that_may_only_be_read_costs_nothing(disk: Disk, uninterrupted: Path, tmp_path: Path) -> None:
     run = begin(tmp_path)
-    move(run / "checkpoints", disk)
+    disk.take(run / "checkpoints")
     disk.remount("ro")
     assert_refused(tmp_path, "cannot save the checkpoint of step 10", "Read-only file system")
     disk.remount("rw")
@@ -150,7 +111,7 @@ def test_a_full_disk_ends_a_run_cleanly_whatever_file_it_hits_first(
 
 def test_a_metric_log_on_a_full_disk_is_a_clear_error(disk: Disk, uninterrupted: Path, tmp_path: Path) -> None:
     run = begin(tmp_path)
-    move(run / "metrics.jsonl", disk)
+    disk.take(run / "metrics.jsonl")
     disk.leave(0)  # some values still fit in the last page of the file
     assert_refused(tmp_path, "metrics.jsonl: No space left")
     disk.make_room()
@@ -161,7 +122,7 @@ def test_a_text_log_on_a_full_disk_is_switched_off_and_training_goes_on(
     disk: Disk, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run = begin(tmp_path)
-    move(run / "log.txt", disk)
+    disk.take(run / "log.txt")
     with (disk.path / "log.txt").open("ab") as file:
         file.write(b"\n" * (-file.tell() % PAGE))
     disk.leave(0)

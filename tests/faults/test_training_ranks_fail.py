@@ -1,8 +1,8 @@
 """A training on several ranks of which one goes wrong: all end, the user reads once why, and nothing earned is lost."""
 
 import json
-import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import pytest
 
 from isoscale.engine.checkpoint import Checkpoints
 from isoscale.engine.lock import NAME as LOCK
-from tests.faults.test_disk import Disk, checkpoint_bytes, move
+from tests.disks import Disk, mounted
+from tests.faults.test_disk import checkpoint_bytes
 from tests.helpers import first_of, sha, timeless
 from tests.parallel.processes import Ended
 from tests.ranks import command_on
@@ -154,16 +155,9 @@ def test_a_rank_that_leaves_without_a_word_is_named(uninterrupted: Path, tmp_pat
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Any:
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", path], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"needs to mount a disk, as root: {mounted.stderr.strip()}")
-    try:
-        yield Disk(path)
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with mounted(tmp_path / "disk") as found:
+        yield found
 
 
 @pytest.mark.slow
@@ -175,7 +169,7 @@ def test_a_disk_that_is_full_ends_all_ranks_with_a_clear_message(
     stop = ["train.stop_after=1"]
     (first,) = command_on(1, tmp_path, *RECIPE, *stop)
     assert first.code == 75, first
-    move(tmp_path / "run" / "checkpoints", disk)
+    disk.take(tmp_path / "run" / "checkpoints")
     disk.leave(checkpoint_bytes(tmp_path / "run") // 2)
     longer = ["train.stop_after=86400"] if moment == "in the middle" else []
     ended = command_on(2, tmp_path, *RECIPE, *longer)

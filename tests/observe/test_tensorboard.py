@@ -19,10 +19,13 @@ from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin
 from tensorboard.util.tensor_util import make_ndarray
 from torch import nn
 
-from isoscale.observe.events import Ended, EpochEnded, Exhibited, Logged, Note, Started
+from isoscale.engine.checkpoint import read_weights
+from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Note, Started
 from isoscale.observe.exhibits import Detection, Exhibit, Histogram, Matrix, Network, Pictures, PrecisionRecall
 from isoscale.observe.observers import Observers
 from isoscale.observe.tensorboard import TensorBoard
+from tests.disks import PAGE, mounted
+from tests.helpers import sha, timeless, train
 
 PICTURES = Pictures(np.zeros((2, 8, 8, 3), np.uint8), ["cat 93 %", "dog 51 %"], [True, False])
 MATRIX = Matrix(np.array([[3, 1], [0, 2]]), ["cat", "dog"])
@@ -86,10 +89,52 @@ def test_a_continued_run_drops_later_values_of_every_stage_at_once(tmp_path: Pat
     assert scalars(tmp_path / "val")["loss"] == [(100, 2.5)]
 
 
-def test_a_full_disk_costs_tensorboard_and_not_the_run(tmp_path: Path) -> None:
-    board = TensorBoard(tmp_path / "file" / "tensorboard")
+class Told:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def notify(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_folder_that_cannot_be_made_costs_tensorboard_and_no_other_observer(tmp_path: Path) -> None:
+    board, told, logged = TensorBoard(tmp_path / "file" / "tensorboard"), Told(), Logged(50, 0, {"train/loss": 0.5})
     (tmp_path / "file").write_text("in the way")
-    Observers([board]).notify(Logged(50, 0, {"train/loss": 0.5}))
+    observers = Observers([board, told])
+    for _ in range(2):
+        observers.notify(logged)
+    words = "TensorBoard failed and is switched off, training goes on: Not a directory"
+    note, *rest = told.events
+    assert isinstance(note, Note) and note.level == "warning" and note.text.startswith(words)
+    assert rest == [logged, logged]
+
+
+EPOCH = {"train__epochs": 1, "data__subset": 300, "schedule": {"name": "constant"}, "observe__every": 1}
+LONGER = {**EPOCH, "train__epochs": 15}
+
+
+def test_a_full_disk_costs_tensorboard_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = train(tmp_path / "whole", **LONGER)
+    run = train(tmp_path / "run", **EPOCH, observe__tensorboard=1)
+    with mounted(tmp_path / "disk") as disk:
+        disk.take(run.tensorboard)
+        disk.leave(3 * PAGE)  # three files can be begun, of which the one for every step is full first
+        capsys.readouterr()
+        train(run.path, **LONGER, observe__tensorboard=1, observe__level="warning")
+        words = "TensorBoard failed and is switched off, training goes on: No space left on device"
+        assert capsys.readouterr().out.count(words) == 1
+        assert (run.path / "log.txt").read_text().count(words) == 1
+        shown = [step for step, _ in scalars(run.tensorboard / "train")["loss"]]
+        assert shown == list(range(1, len(shown) + 1)) and 8 < len(shown) < 75, "all until then can be read"
+    assert (run.status, run.record["step"]) == ("done", 75)
+    assert sha(run) == sha(whole) and timeless(run) == timeless(whole)
+    wanted = read_weights(whole.checkpoint("last"))
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in read_weights(run.checkpoint("last")).items())
 
 
 def show(board: TensorBoard, step: int = 100, **exhibits: Exhibit) -> None:

@@ -73,6 +73,9 @@ def test_it_is_a_calculator(tmp_path: Path) -> None:
     wanted = reference()["pairs_dt"]["learned"]
     assert atoms.get_potential_energy() == pytest.approx(wanted["energy"], abs=1e-9)
     np.testing.assert_allclose(atoms.get_forces(), wanted["force"], rtol=0, atol=1e-10)
+    virial = np.array(wanted["virial"])
+    stress = -(virial + virial.T) / 2 / atoms.get_volume()
+    np.testing.assert_allclose(atoms.get_stress(voigt=False), stress, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("found", [{}, [], None, {"model": {}}, {"model": {"a": torch.ones(1)}}, {"a": torch.ones(1)}])

@@ -234,17 +234,38 @@ def test_systems_are_called_by_what_tells_them_apart(paths: list[str], names: li
     assert short_names(paths) == names
 
 
+def slope(atoms: Any, shift: np.ndarray, strain: np.ndarray) -> float:
+    """The derivative of the energy of atoms that move by `shift` in a cell that is strained by `strain`."""
+    step, energies = 1e-4, []
+    for sign in (1, -1):
+        moved = atoms.copy()
+        moved.set_cell(atoms.cell @ (np.eye(3) + sign * step * strain), scale_atoms=True)
+        moved.positions += sign * step * shift
+        moved.calc = atoms.calc
+        energies.append(moved.get_potential_energy())
+    return (energies[0] - energies[1]) / (2 * step)
+
+
 @pytest.mark.slow
 def test_an_exported_run_is_the_same_potential(run: isoscale.Run, folder: Path, called: Any, tmp_path: Path) -> None:
     box, coord = stored(folder, "large", "box")[0].reshape(3, 3), stored(folder, "large", "coord")[0]
-    energies = []
+    predicted = isoscale.predict(run)
+    wanted = {label: predicted[f"large.{label}"][0].numpy() for label in ("energy", "force", "virial")}
+    assert min(np.abs(values).max() for values in wanted.values()) > 1e-2
+    shift, strain = np.random.default_rng(0).normal(size=(2, len(LARGE), 3))
+    strain = strain[:3] + strain[:3].T
     for ending in ("pt", "safetensors"):
         called("export", str(run.path), "--out", str(tmp_path / f"a.{ending}"))
-        for potential in (tmp_path / f"a.{ending}", run, run.path):
-            atoms = ase.Atoms(["OH"[kind] for kind in LARGE], positions=coord, cell=box, pbc=True)
-            atoms.calc = calculator(potential)
-            energies.append(atoms.get_potential_energy())
-    assert energies == pytest.approx([energies[0]] * len(energies), abs=1e-12)
+    for potential in (tmp_path / "a.pt", tmp_path / "a.safetensors", run, run.path):
+        atoms = ase.Atoms(["OH"[kind] for kind in LARGE], positions=coord, cell=box, pbc=True)
+        atoms.calc = calculator(potential)
+        forces, virial = atoms.get_forces(), -atoms.get_volume() * atoms.get_stress(voigt=False)
+        assert atoms.get_potential_energy() == pytest.approx(float(wanted["energy"]), abs=1e-10)
+        np.testing.assert_allclose(forces, wanted["force"], rtol=0, atol=1e-10)
+        np.testing.assert_allclose(virial, (wanted["virial"] + wanted["virial"].T) / 2, rtol=0, atol=1e-10)
+        still, rigid = np.zeros_like(shift), np.zeros((3, 3))
+        assert -(forces * shift).sum() == pytest.approx(slope(atoms, shift, rigid), rel=1e-6)
+        assert -(virial * strain).sum() == pytest.approx(slope(atoms, still, strain), rel=1e-6)
     refused = called("export", str(run.path), "--out", str(tmp_path / "a.pt2"), code=2)
     assert "written as .pt (TorchScript) or .safetensors" in refused
 

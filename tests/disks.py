@@ -1,0 +1,51 @@
+"""Small disks of their own in memory, to be filled up and to be made read-only."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+PAGE = 4096
+
+
+class Disk:
+    """A small disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ballast = path / "ballast"
+
+    def leave(self, num_bytes: int) -> None:
+        """Fill the disk up to some bytes, rounded up to whole pages."""
+        found = os.statvfs(self.path)
+        with self._ballast.open("wb") as file:
+            file.write(bytes(found.f_bavail * found.f_frsize - -(-num_bytes // PAGE) * PAGE))
+
+    def make_room(self) -> None:
+        """Take away what fills the disk."""
+        self._ballast.unlink()
+
+    def remount(self, mode: str) -> None:
+        """Allow writing (rw) or not (ro)."""
+        subprocess.run(["mount", "-o", f"remount,{mode}", self.path], check=True)
+
+    def take(self, path: Path) -> None:
+        """Bring a file or folder here, and leave a link to it where it was."""
+        subprocess.run(["mv", path, self.path], check=True)
+        path.symlink_to(self.path / path.name)
+
+
+@contextmanager
+def mounted(path: Path) -> Iterator[Disk]:
+    """A disk at a new folder; a test that may not mount one skips."""
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", path], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"needs to mount a disk, as root: {done.stderr.strip()}")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
