@@ -344,10 +344,10 @@ def test_a_process_that_hangs_when_it_is_forked_is_forked_again(monkeypatch, num
 
     life = workers.work_and_say_so
     monkeypatch.setattr(workers, "work_and_say_so", live)
-    monkeypatch.setattr(workers, "BIRTH_SECONDS", 2.0)
+    monkeypatch.setattr(workers, "BIRTH_SECONDS", 1.0)
     feed = in_order(Slow({}), 1)
     if num_hanging == workers.BIRTHS:
-        with pytest.raises(UserError, match=r"did not start within 2 s, tried 3 times; data\.workers=0 reads"):
+        with pytest.raises(UserError, match=r"did not start within 1 s, tried 3 times; data\.workers=0 reads"):
             delivered(feed, range(2))
     else:
         assert len(delivered(feed, range(2))) == 2

@@ -85,7 +85,8 @@ def test_the_others_say_that_rank_0_was_killed():
     assert found[2].err == "", "one of a host is enough"
 
 
-@pytest.mark.parametrize("who", first_of([0, 1], 1))
+@pytest.mark.full
+@pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_never_comes_is_named_with_its_place(who: int):
     found = faulty("sleep", who, "5")
     assert [end.code for end in found] == [1, 1]

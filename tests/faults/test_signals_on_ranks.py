@@ -448,7 +448,7 @@ observe: {every: 2, tensorboard: 0}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_workers_outlive_a_signal_to_the_whole_group_of_a_rank(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(DATASET)
     (tmp_path / "slow.yaml").write_text(WITH_WORKERS)

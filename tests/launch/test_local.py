@@ -28,6 +28,7 @@ def launched(folder: Path, script: str, num_ranks: int = 2, **more: str) -> subp
     (folder / "launch.py").write_text(
         "import sys\nfrom isoscale.launch import local\n"
         "local.command_of = lambda words: [sys.executable, 'script.py']\n"
+        "local.TO_END, local.TO_OBEY = 2, 1\n"
         f"sys.exit(local.launch({num_ranks}, sys.argv))\n"
     )
     return warm.Popen(

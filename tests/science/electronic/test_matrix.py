@@ -139,6 +139,7 @@ def test_curves_agree_across_precisions_reductions_and_numbers_of_ranks(
         assert_near(run, exact, {"64": 1e-9, "32": 1e-4, "bf16": 0.1}[arithmetic.precision])
 
 
+@pytest.mark.full
 def test_a_compiled_step_composes_too(base: dict[str, Any], first_ways: dict[Arithmetic, isoscale.Run], tmp_path: Path):
     options = {**base, "train__program": "compiled", "train__precision": "32", "parallel__reduce": "flat"}
     whole = train(tmp_path / "whole", "electronic/be2", **options, data__residency="device")
