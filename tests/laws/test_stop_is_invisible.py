@@ -1,14 +1,21 @@
 """Law 2 on one rank: a run that was stopped or killed ends as one that never was."""
 
+import os
 import random
 import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
+import isoscale
+from isoscale.errors import Stopped
 from tests import warm
 from tests.helpers import QUIET, cli, command, sha, timeless, train
 
@@ -97,6 +104,36 @@ def test_signals_at_random_moments_leave_no_trace(number: int, uninterrupted: Pa
     assert cli("train", "--run", "run", *LONG, cwd=tmp_path).returncode == 0
     assert sha(tmp_path / "run") == sha(uninterrupted)
     assert timeless(tmp_path / "run") == timeless(uninterrupted)
+
+
+class DrawsOnTheHost(isoscale.Supervised):
+    """Mixes samples with numbers of Python and numpy, as many augmentations do; has no hooks."""
+
+    def __init__(self, stops_at: int | None = None) -> None:
+        super().__init__(nn.Linear(3, 1), "mse")
+        self.stops_at = stops_at
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
+        if batch_idx == self.stops_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        factor = float(np.random.beta(0.5, 0.5)) + random.random()
+        return super().training_step({**batch, "input": factor * batch["input"]}, batch_idx)
+
+
+def test_generators_of_the_host_go_on_where_they_were(tmp_path: Path) -> None:
+    inputs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    rows = {"input": inputs, "target": inputs[:, :1]}
+    data = isoscale.Sources(train=rows, val=rows)
+    keys = {"train.epochs": 2, "data.batch_size": 8, "observe.every": 1, **QUIET}
+
+    def fitted(name: str, stops_at: int | None = None) -> isoscale.Run:
+        torch.manual_seed(0)
+        return isoscale.Trainer(run=tmp_path / name, **keys).fit(DrawsOnTheHost(stops_at), data)
+
+    whole = fitted("whole")
+    with pytest.raises(Stopped):
+        fitted("stopped", stops_at=5)
+    assert timeless(fitted("stopped")) == timeless(whole)
 
 
 TASK = '''

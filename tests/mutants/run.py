@@ -78,6 +78,8 @@ class Runner:
     workers: int
     patience: float
     """Seconds without a test that ends, after which tests are hanging."""
+    only_near: bool
+    """Whether to leave out all tests but those near the fault and the laws."""
     folder: Path
     """For what the tests write, and for copies of the source."""
     original: Path
@@ -88,7 +90,7 @@ class Runner:
     def find(self, fault: Fault) -> str:
         """The test that finds a fault, or what else shows it; empty if nothing does."""
         with planted(fault, self.original, self.folder) as source:
-            for stage in stages(fault):
+            for stage in stages(fault)[: -1 if self.only_near else None]:
                 finder = self._search(source, stage)
                 if finder:
                     return finder
@@ -243,13 +245,13 @@ def by_topic(results: Sequence[Result]) -> list[tuple[str, int, int]]:
     return [(topic, len(own), sum(bool(result.finder) for result in own)) for topic, own in [*rows, ("all", results)]]
 
 
-def markdown(results: Sequence[Result], tier: str) -> str:
+def markdown(results: Sequence[Result], tier: str, only_near: bool) -> str:
     """The record of a run."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     lines = [
         f"# Planted faults that the tests of `{tier}` find", "",
         f"{time.strftime('%Y-%m-%d')}, commit {commit.stdout.strip() or 'unknown'}, `python tests/mutants/run.py "
-        f"--tier {tier}`. A fault is found if a test fails, or hangs.", "",
+        f"--tier {tier}{' --near' * only_near}`. A fault is found if a test fails, or hangs.", "",
         "| topic | planted | found |", "|---|---:|---:|",
         *(f"| {topic} | {planted} | {found} |" for topic, planted, found in by_topic(results)), "",
         "| topic | fault | file | found by | seconds |", "|---|---|---|---|---:|",
@@ -276,6 +278,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tier", choices=TIERS, default="test", help="which tests to run: those of `make …`")
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="faults with this in name or topic")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write a record here, as Markdown")
+    parser.add_argument("--near", action="store_true",
+                        help="run only tests near a fault and the laws, which takes minutes and not hours")  # fmt: skip
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="tests at a time; 0: in one process")
     parser.add_argument("--patience", type=float, default=600, metavar="SECONDS",
                         help="without a test that ends, after which tests count as hanging")  # fmt: skip
@@ -296,13 +300,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         original = copied(Path(folder))
         check_source(original)
-        runner = Runner(given.tier, given.workers, given.patience, Path(folder), original)
+        runner = Runner(given.tier, given.workers, given.patience, given.near, Path(folder), original)
         for fault in faults:
             began = time.monotonic()
             results.append(Result(fault, runner.find(fault), time.monotonic() - began))
             print(results[-1].line, flush=True)
             if given.output is not None:
-                given.output.write_text(markdown(results, given.tier), encoding="utf-8")
+                given.output.write_text(markdown(results, given.tier, given.near), encoding="utf-8")
     print(f"\n{'topic':<30} planted  found")
     for topic, planted_here, found_here in by_topic(results):
         print(f"{topic:<30} {planted_here:7d} {found_here:6d}")

@@ -101,6 +101,8 @@ class Trainer:
         self._undo: Callable[[], None] = lambda: None
         self._saved: State | None = None
         """A checkpoint that waits until the hooks of a start have run."""
+        self._drawn: dict[str, Any] = {}
+        """Where Python's and numpy's generators were in a checkpoint; they begin at the seed again with every start."""
         self._parameters: dict[str, nn.Parameter] = {}
         self._buffers: set[str] = set()
         self._unsaved: set[str] = set()
@@ -250,6 +252,7 @@ class Trainer:
         if not any(overrides(self.parts.task, name) for name in _START_HOOKS):
             self.parts.registry.load(*state)
             lightning.remember(self.parts.task, self.progress.values)
+            self._drawn = state[1].get("random", {})
             return
         self._saved = state
         self.parts.registry.load_some(("progress", "transforms"), *state)
@@ -272,6 +275,7 @@ class Trainer:
             stack.enter_context(keyed.use(self.parts.random))
             stack.enter_context(kept_generators())
             seed_host_generators(self.settings.seed)
+            HostGenerators().load({}, self._drawn)
             stack.enter_context(self.parts.precision.applied())
             stack.enter_context(self._stream())
             stack.callback(self.release)
