@@ -197,12 +197,24 @@ def test_clipping_by_the_recipe_equals_lightnings(tmp_path: Path) -> None:
     assert_same_weights(ours, theirs)
 
 
+class Sizes(Classifier):
+    """Remembers how many samples each of its steps was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.sizes.append(len(batch[0]))
+        return super().training_step(batch, batch_idx)
+
+
 def test_the_micro_batches_of_a_batch_equal_lightnings_accumulated_batches(tmp_path: Path) -> None:
     """The loader's batch of 12 is cut into 3 here; Lightning adds up 3 batches of 4. 60 samples have no rest."""
-    torch.manual_seed(1)
-    ours, theirs = pair(Classifier)
+    ours, theirs = pair(Sizes)
     fit(ours, Points(batch_size=12), tmp_path / "run", **{"train.accumulate": 3})
     fit_lightning(theirs, Points(batch_size=4), accumulate_grad_batches=3)
+    assert ours.sizes == theirs.sizes == [4] * 15 * 3
     assert_same_weights(ours, theirs, *ROUNDING)
 
 

@@ -269,9 +269,16 @@ def test_parts_of_a_batch_add_up_to_the_whole(cls: Any, tmp_path: Path) -> None:
             super().__init__()
             self.backbone[1] = nn.Identity()
 
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.training:
+                sizes.append(len(batch["input"]))
+            return super().training_step(batch, batch_idx)
+
+    sizes: list[int] = []
     options = {"train__precision": "64", "train__clip": 0.3}
     whole = weights(fit(tmp_path / "whole", WithoutNorm(), **options))
     parts = weights(fit(tmp_path / "parts", WithoutNorm(), train__accumulate=2, **options))
+    assert sizes == [BATCH] * 4 * PER_EPOCH + [BATCH // 2] * 8 * PER_EPOCH
     for name, tensor in whole.items():
         torch.testing.assert_close(parts[name], tensor, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
 

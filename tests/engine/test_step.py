@@ -34,8 +34,11 @@ class Loss(isoscale.Task):
         torch.manual_seed(3)
         self.model = model or nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
         self.loss = loss
+        self.sizes: list[int] = []
+        """Of the parts that it was given."""
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
+        self.sizes.append(len(batch["input"]))
         return self.loss(self.model(batch["input"]), batch)
 
 
@@ -166,6 +169,8 @@ def test_gradients_of_a_batch_that_is_cut_are_those_of_the_whole(
     task, batch = Loss(loss), samples(size)
     expected = by_hand(task, batch, plain)
     take(task, batch, num_micro, num_shards, TERM_WEIGHTS if kind.startswith("terms") else None)
+    assert len(task.sizes) == min(size, num_micro * max(num_shards, 1)) and sum(task.sizes) == size
+    assert max(task.sizes) - min(task.sizes) <= 1
     assert_same(gradients(task), expected)
 
 

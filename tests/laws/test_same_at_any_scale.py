@@ -1,10 +1,15 @@
 """Law 1 on one rank: where the data lives and how many steps a launch has do not change a bit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from tests.helpers import sha, timeless, train
+import isoscale
+from isoscale.engine.checkpoint import read_weights
+from tests.helpers import QUIET, sha, timeless, train
 
 SHORT = {"train__epochs": 3, "observe__every": 7}
 
@@ -32,13 +37,49 @@ def test_logging_checkpoints_and_evaluation_do_not_change_the_weights(tmp_path: 
     assert sha(plain) == sha(busy)
 
 
-def test_accumulation_agrees_with_the_whole_batch_to_rounding(tmp_path: Path) -> None:
-    options = {"train__epochs": 2, "train__precision": "64"}
-    whole = train(tmp_path / "whole", **options).history("train/loss")
-    cut = train(tmp_path / "cut", train__accumulate=4, **options).history("train/loss")
-    shards = train(tmp_path / "tree", parallel__reduce="tree", **options).history("train/loss")
-    assert [value for _, value in cut] == pytest.approx([value for _, value in whole], rel=1e-9)
-    assert [value for _, value in shards] == pytest.approx([value for _, value in whole], rel=1e-9)
+class Parts(isoscale.Task):
+    """Remembers how many samples each part of a batch has; in its loss some samples weigh more than others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.sizes: list[int] = []
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> isoscale.Pair:
+        self.sizes.append(len(batch["input"]))
+        errors = (self.model(batch["input"]) - batch["target"]).square()
+        return isoscale.Pair((batch["weight"] * errors).sum(), batch["weight"].sum())
+
+
+def trained_in_parts(path: Path, **overrides: Any) -> tuple[Parts, list[float], dict[str, Tensor]]:
+    """The task after six steps on batches of 10, 10 and 7 samples, with its losses and its weights.
+
+    The optimizer is one whose steps grow with the gradient, so that a gradient that is too large is seen.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"input": (27, 3), "target": (27, 1), "weight": (27, 1)}
+    data = {name: torch.rand(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    recipe = {
+        "train": {"epochs": 2, "precision": "64", "evaluate": "never"},
+        "data": {"batch_size": 10},
+        "optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.5},
+        "observe": {"every": 1},
+    }
+    task = Parts()
+    run = isoscale.Trainer(recipe, run=path, **{**QUIET, **overrides}).fit(task, isoscale.Sources(train=data))
+    return task, [value for _, value in run.history("train/loss")], read_weights(run.checkpoint("last"))
+
+
+@pytest.mark.parametrize("cut", [{"train.accumulate": 4}, {"parallel.reduce": "tree", "parallel.shards": 4}], ids=str)
+def test_a_batch_in_parts_agrees_with_the_whole_batch_to_rounding(cut: dict[str, Any], tmp_path: Path) -> None:
+    whole, losses, weights = trained_in_parts(tmp_path / "whole")
+    parts, losses_in_parts, weights_in_parts = trained_in_parts(tmp_path / "parts", **cut)
+    assert whole.sizes == [10, 10, 7] * 2
+    assert parts.sizes == [2, 3, 2, 3, 2, 3, 2, 3, 1, 2, 2, 2] * 2
+    assert len(losses) == 6 and losses_in_parts == pytest.approx(losses, rel=1e-12)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(weights_in_parts[name], tensor, rtol=1e-12, atol=1e-14)
 
 
 def test_the_seed_changes_everything_and_the_same_seed_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import isoscale
+from isoscale.science.potentials.task import Potential
 from tests.helpers import QUIET, sha, timeless, train
 from tests.laws.test_stop_is_invisible import continued_at
 from tests.ranks import command_on, train_on
@@ -101,8 +102,18 @@ def test_ranks_that_add_gradients_the_fast_way_agree_to_rounding(
     assert curve(flat) == curve(whole), "three digits hide what rounding does"
 
 
-def test_a_batch_in_two_pieces_is_the_same_batch(recipe: dict[str, Any], whole: isoscale.Run, tmp_path: Path) -> None:
-    run = train(tmp_path / "run", recipe, train__accumulate=2)
+def test_a_batch_in_two_pieces_is_the_same_batch(
+    recipe: dict[str, Any], whole: isoscale.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, plain = [], Potential.training_step
+
+    def noted(self: Potential, batch: Any, batch_idx: int) -> Any:
+        sizes.append(len(batch["energy"]))
+        return plain(self, batch, batch_idx)
+
+    monkeypatch.setattr(Potential, "training_step", noted)
+    run = train(tmp_path / "run", recipe, parallel__reduce="flat", train__accumulate=2)
+    assert sizes == [2] * 2 * STEPS, "a tree would cut it into single frames anyway"
     for name in ("train/loss", "val/loss", "val/force_rmse"):
         assert values(run, name) == pytest.approx(values(whole, name), rel=1e-9), name
 
