@@ -201,6 +201,7 @@ def test_it_ends_when_the_command_is_killed(tmp_path: Path, copied):
     write_events(tmp_path / copied("runs/a"))
     with started(tmp_path) as (process, _, _lines):
         below = children(process.pid)
+        assert below
         process.kill()
         wait_for_end(below)
 

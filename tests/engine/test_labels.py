@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import isoscale
 from isoscale.data.sources import Subset, TensorSource
-from isoscale.engine.losses import LOSSES, METRICS, cross_entropy, find_loss, find_metric
+from isoscale.engine.losses import LOSSES, METRICS, as_pair, cross_entropy, find_loss, find_metric
 from isoscale.errors import UserError
 from isoscale.science.images import Classifier
 from isoscale.science.images.metrics import confusion_counts
@@ -260,9 +260,19 @@ def test_labels_to_be_left_out_pass() -> None:
 
 
 def test_values_and_probabilities_are_not_taken_for_labels() -> None:
-    for target, loss in ((torch.randn(4), "mse"), (torch.rand(4, CLASSES), "cross_entropy")):
-        source = TensorSource({"input": torch.zeros(4, 4), "target": target})
-        isoscale.Supervised(network(), loss).check_data("train", Subset(source, torch.arange(3)))
+    inputs, values = scores(4, 4).detach(), torch.tensor([[0.5], [7.0], [-2.0], [9.0]])
+    kinds: list[tuple[Tensor, str, nn.Module, Any]] = [
+        (values, "mse", nn.Linear(4, 1), functional.mse_loss),
+        (scores(4, CLASSES).detach().softmax(1), "cross_entropy", network(), functional.cross_entropy),
+    ]
+    for target, loss, model, plain in kinds:
+        batch = {"input": inputs, "target": target}
+        task = isoscale.Supervised(model, loss)
+        task.check_data("train", Subset(TensorSource(batch), torch.arange(3)))
+        torch.testing.assert_close(as_pair(task.training_step(batch, 0), 4).mean, plain(model(inputs), target))
+    with pytest.raises(UserError, match="labels of the train data"):
+        source = TensorSource({"input": inputs, "target": values})
+        isoscale.Supervised(network(), "cross_entropy").check_data("train", Subset(source, torch.arange(3)))
 
 
 def test_class_weights_of_another_number_are_refused_before_training(tmp_path: Path) -> None:

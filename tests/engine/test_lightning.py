@@ -506,8 +506,23 @@ def test_a_scheduler_that_could_not_move_is_refused(entry: dict[str, Any], words
         fit(_plateau(**entry), Points(), tmp_path / "run", 1)
 
 
+class Late(Classifier):
+    """Logs what its scheduler watches from the third epoch on only; it never improves."""
+
+    def on_validation_epoch_end(self) -> None:
+        if self.current_epoch > 1:
+            self.log("late", 1.0)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = modules._sgd(self)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "late", "strict": False}}
+
+
 def test_a_scheduler_that_is_not_strict_waits_for_its_metric(tmp_path: Path) -> None:
-    fit(_plateau(monitor="val_los", strict=False), Points(), tmp_path / "run", 1)
+    ours, theirs, run, _ = both(Late, tmp_path, epochs=5)
+    assert [value for _, _, name, value in lines(run.path) if name == "lr"] == [0.2] * 4 * 8 + [0.1] * 8
+    assert_same_weights(ours, theirs)
 
 
 @pytest.mark.parametrize(

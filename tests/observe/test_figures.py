@@ -171,8 +171,16 @@ def test_a_name_that_looks_like_a_formula_or_needs_rare_letters_is_drawn(recwarn
 
 
 def test_drawing_does_not_touch_the_state_of_pyplot() -> None:
-    code = "import isoscale.observe.figures, sys; assert 'matplotlib.pyplot' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = (
+        "import sys, numpy as np\n"
+        "from isoscale.observe.exhibits import Histogram, Matrix\n"
+        "from isoscale.observe.figures import draw, png\n"
+        "for shown in (Matrix(np.eye(2, dtype=int), ['cat', 'dog']), Histogram(np.ones(2), np.arange(3.0))):\n"
+        "    print(png(draw('val/a', shown))[1:4].decode())\n"
+        "print('matplotlib.pyplot' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["PNG", "PNG", "False"]
 
 
 def test_curves_are_drawn_with_their_marks_and_their_distance_from_the_first() -> None:

@@ -152,8 +152,12 @@ def test_sections_become_components_without_the_settings_of_the_engine():
 
 
 def test_a_recipe_whose_components_fit_passes():
-    load_recipe(recipe_with(), check_components=True)
+    loaded = load_recipe(recipe_with(), check_components=True)
     check_recipe(load_recipe(recipe_with()))
+    assert loaded.values == load_recipe(recipe_with()).values
+    task, data = instantiate(task_spec(loaded.recipe.task)), instantiate(data_spec(loaded.recipe.data))
+    assert isinstance(task, things.Science) and isinstance(task.model, things.Net)
+    assert isinstance(data, things.Samples)
 
 
 @pytest.mark.parametrize(

@@ -144,4 +144,10 @@ def test_any_json_value_can_be_set_anywhere_and_deleted_again(path, value):
 
 @given(st.text())
 def test_any_override_is_applied_or_becomes_a_problem(text):
-    apply({"a": {"b": [1]}}, text, f"a.b.0={text}", f"~{text}")
+    before = {"a": {"b": [1]}}
+    for override in (text, f"~{text}"):
+        changed, problems = apply(before, override)
+        if "=" not in text:
+            assert len(problems) == (changed == before)
+    changed, problems = apply(before, f"a.b.0={text}")
+    assert problems or (changed.keys() == {"a"} and changed["a"].keys() == {"b"} and len(changed["a"]["b"]) == 1)

@@ -31,7 +31,11 @@ def test_what_needs_no_gradient_gets_none():
 
 def test_the_weights_have_the_names_of_plain_layers():
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    MLP([4, 8, 2]).layers.load_state_dict(plain.state_dict())
+    own = MLP([4, 8, 2])
+    assert list(own.layers.state_dict()) == list(plain.state_dict())
+    own.layers.load_state_dict(plain.state_dict())
+    input = torch.randn(5, 4)
+    torch.testing.assert_close(own(input), plain(input))
 
 
 def test_every_hidden_layer_may_have_an_activation_of_its_own():
