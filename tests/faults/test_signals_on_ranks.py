@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import command, sha, timeless
+from tests.helpers import command, first_step, newest_step, sha, timeless
 from tests.parallel.processes import Ended, is_alive, wait_until_gone
 from tests.ranks import Command, command_on
 
@@ -119,8 +119,10 @@ def assert_stopped(folder: Path, ended: list[Ended], at: int, why: str) -> None:
 
 
 def assert_goes_on(folder: Path, uninterrupted: Path, world: int = 2, *words: str) -> None:
+    newest = newest_step(folder / "run")
     ended = command_on(world, folder, *RECIPE, *words)
     assert [end.code for end in ended] == [0] * world, ended
+    assert first_step(folder / "run") == newest
     assert sha(folder / "run") == sha(uninterrupted)
     assert timeless(folder / "run") == timeless(uninterrupted)
 
