@@ -15,6 +15,7 @@ import isoscale
 from isoscale.api import exhibits
 from isoscale.data.sources import Source
 from isoscale.engine import show
+from isoscale.engine.checkpoint import read_weights
 from isoscale.engine.layers import look_at
 from isoscale.engine.task import Tally, Task
 from isoscale.errors import UserError
@@ -63,10 +64,21 @@ class TestExhibits:
         assert sha(plain) == sha(looked_at) and timeless(plain) == timeless(looked_at)
 
     def test_results_are_those_of_the_averaged_weights(self, shown: list[Exhibited], tmp_path: Path) -> None:
-        run = train(tmp_path / "run", train__epochs=1, observe__tensorboard=2, train__ema=0.9)
+        run = train(tmp_path / "run", train__epochs=1, observe__tensorboard=2, train__ema=0.99, schedule__warmup=0)
         matrix = shown[-1].exhibits["val/confusion"]
         assert isinstance(matrix, Matrix)
-        assert matrix.counts.trace() / matrix.counts.sum() == pytest.approx(run.metrics["val/accuracy"])
+        source = run.data().val
+        batch, found = source.fetch(torch.arange(len(source))), []
+        for average in (True, False):
+            model = run.model()
+            weights = read_weights(run.checkpoint("last"), average)
+            model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in weights.items()})
+            right = model(batch["input"].flatten(1) / 16).argmax(1) == batch["target"]
+            found.append(float(right.double().mean()))
+        averaged, trained = found
+        assert abs(averaged - trained) > 0.1
+        assert matrix.counts.trace() / matrix.counts.sum() == pytest.approx(averaged)
+        assert run.metrics["val/accuracy"] == pytest.approx(averaged)
 
     def test_gradients_are_those_of_the_last_step(self, shown: list[Exhibited], tmp_path: Path) -> None:
         model = nn.Linear(3, 1, bias=False)
