@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 import isoscale
@@ -79,6 +80,16 @@ class TestExhibits:
         assert abs(averaged - trained) > 0.1
         assert matrix.counts.trace() / matrix.counts.sum() == pytest.approx(averaged)
         assert run.metrics["val/accuracy"] == pytest.approx(averaged)
+
+    def test_a_best_value_of_zero_is_shown_beside_the_settings(self, tmp_path: Path) -> None:
+        data = {"input": torch.zeros(8, 2), "target": torch.zeros(8, 1)}
+        recipe = {"data": {"batch_size": 4}, "train": {"epochs": 1}}
+        keys = {"observe.level": "error", "observe.tensorboard": 2}
+        task = isoscale.Supervised(nn.Linear(2, 1, bias=False))
+        run = isoscale.Trainer(recipe, run=tmp_path / "run", **keys).fit(task, isoscale.Sources(train=data, val=data))
+        assert run.record["best"] == {"name": "val/loss", "value": 0.0, "step": 2}
+        events = EventAccumulator(str(run.tensorboard / "final")).Reload()
+        assert [event.value for event in events.Scalars("loss/best")] == [0.0]
 
     def test_gradients_are_those_of_the_last_step(self, shown: list[Exhibited], tmp_path: Path) -> None:
         model = nn.Linear(3, 1, bias=False)
