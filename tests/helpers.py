@@ -54,6 +54,17 @@ def timeless(run: isoscale.Run | Path) -> list[dict[str, Any]]:
     ]
 
 
+def first_step(run: isoscale.Run | Path) -> int:
+    """The step at which the last start of a run began: 0 for one that began anew instead of going on."""
+    found = run if isinstance(run, isoscale.Run) else isoscale.Run(run)
+    return int(found.record["stretches"][-1]["first_step"])
+
+
+def newest_step(run: Path) -> int:
+    """The step of the newest checkpoint that lies in a run; 0 where there is none."""
+    return max((int(path.name.removeprefix("step_")) for path in run.glob("checkpoints/step_*")), default=0)
+
+
 def command(*words: str, **environment: str) -> list[str]:
     """A command line that runs this isoscale."""
     return [sys.executable, "-m", "isoscale", *words]

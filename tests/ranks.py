@@ -96,7 +96,7 @@ def train_on(world: int, path: Path, recipe: Any = "images/digits", **overrides:
     """Train quietly on so many ranks; keys are written with double underscores for points."""
     keys = {key.replace("__", "."): value for key, value in overrides.items()}
     on_ranks(world, _train, str(path), recipe, {"train.threads": 1, **QUIET, **keys})
-    return isoscale.Run(path)
+    return _trained_on(world, path)
 
 
 def _train(path: str, recipe: Any, keys: dict[str, Any]) -> None:
@@ -107,7 +107,15 @@ def fit_on(world: int, path: Path, make: Callable[[], tuple[Any, Any]], **overri
     """Train on so many ranks what a function makes: a task and its data."""
     keys = {key.replace("__", "."): value for key, value in overrides.items()}
     on_ranks(world, _fit, str(path), make, {"train.threads": 1, **QUIET, **keys})
-    return isoscale.Run(path)
+    return _trained_on(world, path)
+
+
+def _trained_on(world: int, path: Path) -> isoscale.Run:
+    """The run, of which so many processes were a part."""
+    run = isoscale.Run(path)
+    processes = {each["process"] for each in run.record["map"]}  # nobody lists a process that is alone
+    assert run.record["ranks"] == world == max(len(processes), 1)
+    return run
 
 
 def _fit(path: str, make: Callable[[], tuple[Any, Any]], keys: dict[str, Any]) -> None:

@@ -423,7 +423,9 @@ class Session:
         if engine.profile is not None and engine.started:
             self._report_profile(observers, engine.profile)
         if status != "failed":
-            metrics = {**progress.values, **({f"best/{best.monitor}": best.value} if best and best.value else {})}
+            metrics = dict(progress.values)
+            if best is not None and best.value is not None:
+                metrics[f"best/{best.monitor}"] = best.value
             commands = [*next_commands(self, status), *self._logger_commands()]
             observers.notify(Ended(status, progress.step, end_rows(self), commands, metrics))
             return

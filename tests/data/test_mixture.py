@@ -199,8 +199,13 @@ class TestTraining:
         other, again = self.fit(tmp_path / "other", 20, **keys)
         losses = [dict(run.history("train/loss")) for run in (plain, other)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+        whole, parts = ([(system, row) for system, rows in task.seen for row in rows] for task in (seen, again))
+        assert whole == parts
         if "data.residency" in keys:
             assert sha(plain) == sha(other) and seen.seen == again.seen
+            assert [run.record["decided"]["residency"] for run in (plain, other)] == ["device", "host"]
+        else:
+            assert len(again.seen) > 1.5 * len(seen.seen), "batches are cut"
 
     @pytest.mark.parametrize(
         "keys",

@@ -15,7 +15,7 @@ from isoscale.engine.checkpoint import read
 from isoscale.errors import Stopped, UserError
 from tests.engine import habits
 from tests.engine.test_lightning import assert_same_weights, fit, fit_lightning, lines
-from tests.helpers import first_of
+from tests.helpers import first_of, first_step, newest_step
 from tests.ranks import fit_on
 
 EPOCHS = 3
@@ -62,7 +62,8 @@ def test_a_habit_does_not_notice_a_stop(habit: Any, tmp_path: Path) -> None:
         with pytest.raises(Stopped):
             fit(stopping(habits.made(habit)[0], step), habits.Points(), tmp_path / f"run{step}", EPOCHS)
         again = habits.made(habit)[0]
-        fit(again, habits.Points(), tmp_path / f"run{step}", EPOCHS)
+        run = fit(again, habits.Points(), tmp_path / f"run{step}", EPOCHS)
+        assert first_step(run) == step
         assert_same_weights(straight, again)
         assert lines(tmp_path / f"run{step}") == lines(tmp_path / "straight")
 
@@ -92,7 +93,9 @@ def trained_on(world: int, habit: Any, path: Path, batch_size: int, step: int | 
         with pytest.raises(AssertionError, match="Stopped"):
             fit_on(world, path, make, train__epochs=EPOCHS, train__precision="64")
         return {}
+    newest = newest_step(path)
     run = fit_on(world, path, make, train__epochs=EPOCHS, train__precision="64")
+    assert first_step(run) == newest
     return read(run.checkpoint("last"))[0]["model"]
 
 

@@ -16,7 +16,7 @@ from isoscale.errors import UserError
 RECIPE: dict[str, Any] = {
     "data": {"batch_size": 32},
     "train": {"epochs": 3, "threads": 1, "device": "cpu"},
-    "optimizer": {"lr": 0.01},
+    "optimizer": {"name": "sgd", "lr": 1.0},
     "observe": {"level": "error", "tensorboard": 0, "every": 1},
 }
 
@@ -62,7 +62,7 @@ def test_32_casts_inputs_of_other_dtypes_to_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "clip": 1.0}], ids=["plain", "accumulate and clip"])
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "clip": 0.1}], ids=["plain", "accumulate and clip"])
 def test_mixed_precision_computes_in_half_and_learns_with_float32_weights(
     precision: str, dtype: torch.dtype, options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -70,9 +70,8 @@ def test_mixed_precision_computes_in_half_and_learns_with_float32_weights(
     assert task.seen[:2] == (torch.float32, dtype)
     assert {weight.dtype for weight in run.model().parameters()} == {torch.float32}
     full, _ = fit(tmp_path / "full", "32", **options)
-    assert losses(run)[-1] < losses(run)[0]
-    # fp16 leaves out the first updates, until its scale fits the sums of gradients
-    assert losses(run) == pytest.approx(losses(full), abs=0.02)
+    assert losses(run)[-1] < losses(run)[0] - 0.3
+    assert losses(run) == pytest.approx(losses(full), abs=0.002)
     assert losses(run) != losses(full)
 
 

@@ -12,7 +12,7 @@ import isoscale
 from isoscale.engine import stop
 from isoscale.engine.stop import StopRequest, deadline
 from isoscale.errors import Stopped
-from tests.helpers import sha, timeless, train
+from tests.helpers import first_step, newest_step, sha, timeless, train
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,9 @@ def test_a_file_stops_the_run_which_goes_on_without_a_trace(tmp_path: Path) -> N
         train(run, **LONG)
     asking.join()
     assert not (run / "STOP").exists()  # or else it would stop again at once
+    stopped_at = newest_step(run)
     again = train(run, **LONG)
+    assert first_step(again) == stopped_at > 0
     assert sha(again) == sha(whole)
     assert timeless(again) == timeless(whole)
 

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 import isoscale
 from isoscale.api import exhibits
 from isoscale.data.sources import Source
 from isoscale.engine import show
+from isoscale.engine.checkpoint import read_weights
 from isoscale.engine.layers import look_at
 from isoscale.engine.task import Tally, Task
 from isoscale.errors import UserError
@@ -63,10 +65,31 @@ class TestExhibits:
         assert sha(plain) == sha(looked_at) and timeless(plain) == timeless(looked_at)
 
     def test_results_are_those_of_the_averaged_weights(self, shown: list[Exhibited], tmp_path: Path) -> None:
-        run = train(tmp_path / "run", train__epochs=1, observe__tensorboard=2, train__ema=0.9)
+        run = train(tmp_path / "run", train__epochs=1, observe__tensorboard=2, train__ema=0.99, schedule__warmup=0)
         matrix = shown[-1].exhibits["val/confusion"]
         assert isinstance(matrix, Matrix)
-        assert matrix.counts.trace() / matrix.counts.sum() == pytest.approx(run.metrics["val/accuracy"])
+        source = run.data().val
+        batch, found = source.fetch(torch.arange(len(source))), []
+        for average in (True, False):
+            model = run.model()
+            weights = read_weights(run.checkpoint("last"), average)
+            model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in weights.items()})
+            right = model(batch["input"].flatten(1) / 16).argmax(1) == batch["target"]
+            found.append(float(right.double().mean()))
+        averaged, trained = found
+        assert abs(averaged - trained) > 0.1
+        assert matrix.counts.trace() / matrix.counts.sum() == pytest.approx(averaged)
+        assert run.metrics["val/accuracy"] == pytest.approx(averaged)
+
+    def test_a_best_value_of_zero_is_shown_beside_the_settings(self, tmp_path: Path) -> None:
+        data = {"input": torch.zeros(8, 2), "target": torch.zeros(8, 1)}
+        recipe = {"data": {"batch_size": 4}, "train": {"epochs": 1}}
+        keys = {"observe.level": "error", "observe.tensorboard": 2}
+        task = isoscale.Supervised(nn.Linear(2, 1, bias=False))
+        run = isoscale.Trainer(recipe, run=tmp_path / "run", **keys).fit(task, isoscale.Sources(train=data, val=data))
+        assert run.record["best"] == {"name": "val/loss", "value": 0.0, "step": 2}
+        events = EventAccumulator(str(run.tensorboard / "final")).Reload()
+        assert [event.value for event in events.Scalars("loss/best")] == [0.0]
 
     def test_gradients_are_those_of_the_last_step(self, shown: list[Exhibited], tmp_path: Path) -> None:
         model = nn.Linear(3, 1, bias=False)

@@ -24,8 +24,12 @@ class TwoTerms(isoscale.Task):
         super().__init__()
         torch.manual_seed(0)
         self.used, self.idle = nn.Linear(3, 1), nn.Linear(3, 1)
+        self.sizes: list[int] = []
+        """Of the parts that it was trained on."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.training:
+            self.sizes.append(len(batch["y"]))
         error = (self.used(batch["x"]).squeeze(1) - batch["y"]) ** 2
         return {"near": error.mean(), "far": isoscale.Pair((error * batch["n"]).sum(), batch["n"].sum())}
 
@@ -65,6 +69,7 @@ def test_a_test_weighs_the_terms_as_the_last_step_did(tmp_path: Path) -> None:
 def test_micro_batches_train_to_the_same_weights_and_leave_idle_ones_alone(tmp_path: Path) -> None:
     _, whole = trained(tmp_path / "whole")
     _, cut = trained(tmp_path / "cut", accumulate=3)
+    assert whole.sizes == [16, 16, 8] * 2 and cut.sizes == [5, 5, 6, 5, 5, 6, 2, 3, 3] * 2
     for one, two in zip(whole.parameters(), cut.parameters(), strict=True):
         assert torch.allclose(one, two, rtol=1e-9, atol=1e-12)
     assert torch.equal(cut.idle.weight, TwoTerms().idle.weight.double())

@@ -15,7 +15,7 @@ import isoscale
 from isoscale.engine import checkpoint
 from isoscale.engine.checkpoint import CheckpointError, Checkpoints, read
 from isoscale.errors import UserError
-from tests.helpers import cli, sha, timeless, train
+from tests.helpers import cli, first_step, sha, timeless, train
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +74,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_and_says_so(
     done = cli("train", "--run", "run", "observe.level=info", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "checkpoint step_00000015 is damaged and passed over" in done.stdout
+    assert first_step(run) == 10
     assert sha(run) == sha(whole) and timeless(run) == timeless(whole)
     read(newest(run))
 

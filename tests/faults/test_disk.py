@@ -7,7 +7,7 @@ import pytest
 
 from isoscale.engine.checkpoint import Checkpoints
 from tests.disks import PAGE, Disk, mounted
-from tests.helpers import QUIET, cli, sha, timeless
+from tests.helpers import QUIET, cli, first_step, newest_step, sha, timeless
 
 FIRST = ["train.epochs=1", "data.subset=300", "observe.every=2", *(f"{key}={value}" for key, value in QUIET.items())]
 LONGER = ["train.epochs=6", *FIRST[1:]]
@@ -59,8 +59,10 @@ def assert_refused(folder: Path, *words: str) -> str:
 
 
 def assert_continued(folder: Path, uninterrupted: Path) -> None:
+    newest = newest_step(folder / "run")
     done = cli("train", "--run", "run", *LONGER, cwd=folder)
     assert done.returncode == 0, done.stderr
+    assert first_step(folder / "run") == newest > 0
     assert sha(folder / "run") == sha(uninterrupted)
     assert timeless(folder / "run") == timeless(uninterrupted)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import first_of, sha, timeless
+from tests.helpers import first_of, first_step, newest_step, sha, timeless
 from tests.ranks import Command, command_on
 
 pytestmark = pytest.mark.slow
@@ -211,10 +211,12 @@ def assert_goes_on(folder: Path, world: int, reduce: str, whole: Path) -> None:
     """Start a copy of a folder again on so many ranks; it must end as if nothing had been."""
     again = folder.with_name(f"{folder.name}-on-{world}")
     shutil.copytree(folder, again, symlinks=True)
+    newest = newest_step(again / "run")
     ended = command_on(world, again, *RECIPE, f"parallel.reduce={reduce}")
     assert [end.code for end in ended] == [0] * world, ended
     assert "damaged" not in ended[0].out
     run = again / "run"
+    assert first_step(run) == newest
     assert sha(run) == sha(whole)
     assert timeless(run) == timeless(whole)
     assert scalars(run) == scalars(whole)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.helpers import QUIET, cli, sha, timeless
+from tests.helpers import QUIET, cli, first_step, newest_step, sha, timeless
 
 pytestmark = pytest.mark.slow
 
@@ -113,8 +113,10 @@ def test_a_writer_killed_in_any_phase_leaves_no_trace(phase: str, uninterrupted:
     for _ in STEPS.split(","):
         killed = driven(tmp_path, phase)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
+    newest = newest_step(tmp_path / "run")
     done = driven(tmp_path, phase)
     assert done.returncode == 0, done.stderr
+    assert first_step(tmp_path / "run") == newest >= 15
     assert "damaged" not in done.stdout
     assert sha(tmp_path / "run") == sha(uninterrupted)
     assert timeless(tmp_path / "run") == timeless(uninterrupted)
@@ -161,8 +163,10 @@ def test_a_signal_while_a_slow_disk_is_written_leaves_no_trace(
     assert process.returncode == (75 if number == signal.SIGTERM else -number), said
     if number == signal.SIGTERM:
         assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+    newest = newest_step(tmp_path / "run")
     done = cli("train", "--run", "run", *RECIPE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert first_step(tmp_path / "run") == newest
     assert sha(tmp_path / "run") == sha(uninterrupted)
     assert timeless(tmp_path / "run") == timeless(uninterrupted)
 
@@ -178,7 +182,9 @@ def test_a_second_ctrl_c_does_not_wait_for_a_disk_that_hangs(uninterrupted: Path
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert process.returncode == 130, said
+    newest = newest_step(tmp_path / "run")
     done = cli("train", "--run", "run", *RECIPE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert first_step(tmp_path / "run") == newest
     assert sha(tmp_path / "run") == sha(uninterrupted)
     assert timeless(tmp_path / "run") == timeless(uninterrupted)

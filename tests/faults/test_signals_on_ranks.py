@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests import warm
-from tests.helpers import command, first_of, sha, timeless
+from tests.helpers import command, first_of, first_step, newest_step, sha, timeless
 from tests.parallel.processes import Ended, children, is_alive, take_terminal, wait_until_gone
 from tests.ranks import Command, command_on
 
@@ -123,8 +123,10 @@ TO_SOME = [(number, who) for number in (signal.SIGTERM, signal.SIGUSR1) for who 
 
 
 def assert_goes_on(folder: Path, uninterrupted: Path, world: int = 2, *words: str) -> None:
+    newest = newest_step(folder / "run")
     ended = command_on(world, folder, *RECIPE, *words)
     assert [end.code for end in ended] == [0] * world, ended
+    assert first_step(folder / "run") == newest
     assert sha(folder / "run") == sha(uninterrupted)
     assert timeless(folder / "run") == timeless(uninterrupted)
 

@@ -13,7 +13,7 @@ from isoscale.engine.checkpoint import Checkpoints
 from isoscale.engine.lock import NAME as LOCK
 from tests.disks import Disk, mounted
 from tests.faults.test_disk import checkpoint_bytes
-from tests.helpers import first_of, sha, timeless
+from tests.helpers import first_of, first_step, newest_step, sha, timeless
 from tests.parallel.processes import Ended
 from tests.ranks import command_on
 
@@ -82,8 +82,10 @@ def assert_nothing_lost(folder: Path, uninterrupted: Path) -> None:
     assert not (folder / "run" / LOCK).exists()
     found = Checkpoints(folder / "run" / "checkpoints").newest(lambda text: pytest.fail(text))
     assert found is not None and found[1][1]["progress"]["step"] in (5, 10)
+    newest = newest_step(folder / "run")
     ended = command_on(2, folder, *RECIPE)
     assert [end.code for end in ended] == [0, 0], ended
+    assert first_step(folder / "run") == newest
     assert sha(folder / "run") == sha(uninterrupted) and timeless(folder / "run") == timeless(uninterrupted)
 
 

@@ -1,5 +1,6 @@
 """Law 1 on one rank: where the data lives and how many steps a launch has do not change a bit."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import isoscale
 from isoscale.engine.checkpoint import read_weights
+from isoscale.engine.programs import EagerProgram
 from tests.helpers import QUIET, first_of, sha, timeless, train
 
 SHORT = {"train__epochs": 3, "observe__every": 7}
@@ -22,19 +24,35 @@ def test_residency_does_not_change_a_bit(reduce: str, accumulate: int, tmp_path:
     options = {**SHORT, "parallel__reduce": reduce, "train__accumulate": accumulate}
     on_device = train(tmp_path / "device", data__residency="device", **options)
     on_host = train(tmp_path / "host", data__residency="host", **options)
+    assert [run.record["decided"]["residency"] for run in (on_device, on_host)] == ["device", "host"]
     assert sha(on_device) == sha(on_host)
     assert timeless(on_device) == timeless(on_host)
 
 
-def test_the_number_of_steps_a_launch_does_not_change_a_bit(tmp_path: Path) -> None:
+def test_the_number_of_steps_a_launch_does_not_change_a_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, plain = [], EagerProgram.run
+
+    def run(self: EagerProgram, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        def begin() -> bool:
+            begun.append(1)
+            return interrupted()
+
+        return plain(self, start, stop, begin)
+
+    monkeypatch.setattr(EagerProgram, "run", run)
     runs = [train(tmp_path / str(count), train__steps_per_launch=count, **SHORT) for count in (1, 10)]
+    assert len(begun) == 69 + 15, "one for each step; one between two logs, and for each last batch of an epoch"
     assert sha(runs[0]) == sha(runs[1])
     assert timeless(runs[0]) == timeless(runs[1])
 
 
 def test_logging_checkpoints_and_evaluation_do_not_change_the_weights(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain", train__epochs=3, checkpoint__every="never", train__evaluate="never")
-    busy = train(tmp_path / "busy", train__epochs=3, checkpoint__every="2 steps", observe__every=1)
+    often = {"checkpoint__every": "2 steps", "observe__every": 1, "train__evaluate": "5 steps"}
+    busy = train(tmp_path / "busy", train__epochs=3, **often)
+    counts = [[len(run.history(name)) for name in ("train/loss", "val/loss")] for run in (plain, busy)]
+    assert counts == [[4, 0], [69, 14]]
+    assert len(list(plain.path.glob("checkpoints/step_*"))) == 1 < len(list(busy.path.glob("checkpoints/step_*")))
     assert sha(plain) == sha(busy)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import isoscale
 from isoscale.errors import Stopped
 from tests import warm
-from tests.helpers import QUIET, cli, command, sha, timeless, train
+from tests.helpers import QUIET, cli, command, first_step, sha, timeless, train
 
 EVERYTHING = {
     "train__accumulate": 2,
@@ -51,6 +51,7 @@ def test_restoring_at_every_step_gives_the_same_remainder(reduce: str, tmp_path:
     whole = train(tmp_path / "whole", **options)
     for step in range(1, 15):
         again = train(continued_at(step, whole.path, tmp_path / str(step)), recipe=None)
+        assert first_step(again) == step
         assert sha(again) == sha(whole), f"continued at step {step}"
         assert timeless(again) == timeless(whole), f"continued at step {step}"
 
@@ -60,6 +61,7 @@ def test_a_run_without_any_checkpoint_starts_again_from_the_beginning(tmp_path: 
     shutil.copytree(whole.path, tmp_path / "again")
     shutil.rmtree(tmp_path / "again" / "checkpoints")
     again = train(tmp_path / "again", recipe=None)
+    assert first_step(again) == 0
     assert sha(again) == sha(whole)
     assert timeless(again) == timeless(whole)
 
@@ -184,5 +186,6 @@ def test_a_signal_inside_a_given_step_or_an_evaluation_leaves_no_trace(
         assert first.returncode == (75 if number == signal.SIGTERM else -number), first.stderr
         second = cli("train", "--run", moment, *SHORT, cwd=tmp_path)
         assert second.returncode == 0, second.stderr
+        assert number != signal.SIGTERM or first_step(tmp_path / moment) > 0, moment
         assert sha(tmp_path / moment) == sha(tmp_path / "whole"), moment
         assert timeless(tmp_path / moment) == timeless(tmp_path / "whole"), moment

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import isoscale
-from tests.helpers import QUIET, sha, timeless
+from tests.helpers import QUIET, first_step, sha, timeless
 from tests.laws.test_any_number_of_ranks import ODD, small_network, without_norm
 from tests.laws.test_stop_is_invisible import continued_at
 from tests.ranks import fit_on, on_ranks
@@ -22,6 +22,7 @@ def assert_continued(whole: isoscale.Run, into: Path, worlds: dict[int, int], ma
     """Continue a copy of a run at some steps, each on so many ranks."""
     for step, world in worlds.items():
         again = fit_on(world, continued_at(step, whole.path, into / f"{step}-{world}"), make, **options)
+        assert first_step(again) == step
         assert sha(again) == sha(whole), f"continued at step {step} on {world} ranks"
         assert timeless(again) == timeless(whole), f"continued at step {step} on {world} ranks"
 
@@ -57,5 +58,5 @@ def test_only_the_first_rank_needs_to_see_the_run(tmp_path: Path) -> None:
     again = continued_at(3, whole.path, tmp_path / "again")
     keys = {key.replace("__", "."): value for key, value in options.items()}
     on_ranks(2, fit_where_others_see_nothing, str(again), {**QUIET, "train.threads": 1, **keys})
-    assert sha(again) == sha(whole)
+    assert first_step(again) == 3 and sha(again) == sha(whole)
     assert not Path(f"{again}-unseen").exists()

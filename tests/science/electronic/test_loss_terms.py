@@ -134,10 +134,20 @@ def test_micro_batches_of_whole_groups_give_the_same_loss(folder: Path, monkeypa
     assert found[1] == pytest.approx(found[0], rel=1e-9)
 
 
-def test_half_precision_computes_the_terms_in_full(folder: Path):
+def test_half_precision_computes_the_terms_in_full(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    errors, plain = [], LossTerms.__call__
+
+    def noted(self: LossTerms, error: torch.Tensor, snapshots: torch.Tensor) -> Any:
+        errors.append(error.detach())
+        return plain(self, error, snapshots)
+
+    monkeypatch.setattr(LossTerms, "__call__", noted)
     runs = [trained(folder, name, TERMS, train__precision=name, train__epochs=1) for name in ("32", "bf16")]
     first = [next(line["value"] for line in timeless(run) if line["name"] == "train/dos") for run in runs]
     assert first[1] == pytest.approx(first[0], rel=0.05)
+    full, half = errors[0], errors[6]
+    assert len(errors) == 12 and half.dtype == full.dtype == torch.float32
+    assert not torch.equal(half, full) and not torch.equal(half, half.bfloat16().float())
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import torch
 
 import isoscale
 from isoscale.data.shuffle import shuffle_files
-from tests.helpers import sha, timeless, train
+from tests.helpers import first_step, sha, timeless, train
 from tests.laws.test_stop_is_invisible import continued_at
 from tests.ranks import train_on
 
@@ -90,9 +90,10 @@ def trained(folder: Path, arithmetic: Arithmetic, way: Way, base: dict[str, Any]
     if way.continued_on is None:
         return run
     moved = {**options, "data__residency": PLACES[PLACES.index(way.place) - 1]}
-    return train_on(
-        way.continued_on, continued_at(MIDDLE, run.path, folder / f"{name}-again"), "electronic/be2", **moved
-    )
+    parts = continued_at(MIDDLE, run.path, folder / f"{name}-again")
+    again = train_on(way.continued_on, parts, "electronic/be2", **moved)
+    assert first_step(again) == MIDDLE
+    return again
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +182,7 @@ def assert_goes_on(folder: Path, world: int | None = None, **options: Any) -> is
     whole = start(folder / "whole", "electronic/be2", **options, data__residency="device")
     parts = continued_at(MIDDLE, whole.path, folder / "again")
     again = start(parts, "electronic/be2", **options, data__residency="disk")
+    assert first_step(again) == MIDDLE
     assert sha(again) == sha(whole)
     assert timeless(again) == timeless(whole)
     assert again.summary()["best"] == whole.summary()["best"]

@@ -150,11 +150,15 @@ class TestPictures:
         assert np.abs(parity.counts - expected).sum() <= 4  # values on the edge of a bin
         assert (parity.low, parity.high) == pytest.approx((0.0, max(true.max(), predicted.max())), abs=1e-9)
 
-    def test_band_energies_of_all_snapshots_are_points(self, shown: Any) -> None:
+    def test_band_energies_of_all_snapshots_are_points(self, trained: Any, shown: Any) -> None:
         points = shown["band_energy_parity"]
         assert isinstance(points, ParityPoints) and points.names == ["b", "c"]
         energies = [made.Physics(made.ldos(seed)).band_energy / made.NUM_ATOMS for seed in (1, 2)]
         np.testing.assert_allclose(points.true, energies, rtol=1e-5)
+        predicted = isoscale.predict(trained[0], role="val")
+        energies = [made.Physics(predicted[f"{name}.ldos"].numpy()).band_energy / made.NUM_ATOMS for name in "bc"]
+        np.testing.assert_allclose(points.predicted, energies, rtol=1e-4)
+        assert np.abs(points.predicted - points.true).max() > 1e-3
 
     @pytest.mark.slow
     def test_a_training_shows_them_where_they_are_wanted(self, trained: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import yaml
 
 import isoscale
 from isoscale.science.potentials.task import Potential
-from tests.helpers import QUIET, first_of, sha, timeless, train
+from tests.helpers import QUIET, first_of, first_step, sha, timeless, train
 from tests.laws.test_stop_is_invisible import continued_at
 from tests.ranks import command_on, train_on
 
@@ -134,7 +134,9 @@ def test_a_run_goes_on_in_the_middle_on_any_number_of_ranks(
     world: int, place: str, recipe: dict[str, Any], whole: isoscale.Run, tmp_path: Path
 ) -> None:
     parts = continued_at(MIDDLE, whole.path, tmp_path / "run")
-    assert_equal(train_on(world, parts, recipe, data__residency=place), whole)
+    again = train_on(world, parts, recipe, data__residency=place)
+    assert first_step(again) == MIDDLE
+    assert_equal(again, whole)
 
 
 MORTAL = '''

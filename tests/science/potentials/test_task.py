@@ -194,6 +194,11 @@ class TestStatistics:
         for thread in threads:
             thread.join()
         assert not said and [each.name for each in tmp_path.glob("*statistics*")] == [path.name]
+        alone = model()
+        measure(alone, training(source), 4, None)
+        with h5py.File(path) as file:
+            assert set(file) == {"descriptor.mean", "descriptor.scale", "energy_bias"}
+            assert all(np.array_equal(file[name], dict(alone.named_buffers())[name]) for name in file)
 
     def test_of_another_program_are_left_alone(self, tmp_path: Path) -> None:
         path, said = tmp_path / "statistics.hdf5", []
@@ -291,10 +296,14 @@ def test_systems_of_different_sizes_are_trained_together(tmp_path: Path, batches
     assert isoscale.test(run)["test/force_rmse"] > 0
 
 
-@pytest.mark.parametrize("precision", ["32", "bf16", "64"])
-def test_a_run_learns_in_any_precision(tmp_path: Path, precision: str) -> None:
-    run = train(tmp_path / "run", recipe(tmp_path), train__precision=precision, data__batch_size=2)
-    assert math.isfinite(run.metrics["val/loss"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("32", 1e-5), ("bf16", 1e-2), ("64", 0)])
+def test_a_run_learns_in_any_precision(tmp_path: Path, precision: str, tolerance: float) -> None:
+    long = {"train__steps": 20, "train__evaluate": "5 steps", "optimizer__lr": 0.01, "data__batch_size": 4}
+    made = recipe(tmp_path)
+    run, exact = train(tmp_path / "run", made, train__precision=precision, **long), train(tmp_path / "64", made, **long)
+    losses, wanted = ([value for _, value in each.history("val/loss")] for each in (run, exact))
+    assert losses == pytest.approx(wanted, rel=tolerance) and (losses != wanted or precision == "64")
+    assert wanted[-1] < 0.99 * wanted[0]
     weights = {str(parameter.dtype) for parameter in run.model().parameters()}
     assert weights == {"torch.float64" if precision == "64" else "torch.float32"}
     assert run.model().energy_bias.dtype == torch.float64
