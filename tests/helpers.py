@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import isoscale
+from isoscale.cli.main import app
 from tests import warm
 
 QUIET = {"observe.level": "error", "observe.tensorboard": 0}
@@ -29,6 +31,16 @@ def first_of(cases: Sequence[Any], *first: Any) -> list[Any]:
         pytest.param(*(case if isinstance(case, tuple) else [case]), marks=[] if case in first else pytest.mark.full)
         for case in cases
     ]
+
+
+def commands() -> list[tuple[str, ...]]:
+    """The words of every command that there is."""
+
+    def below(command: Any, *words: str) -> list[tuple[str, ...]]:
+        inner = getattr(command, "commands", {})
+        return [found for word, each in inner.items() for found in below(each, *words, word)] or [words]
+
+    return below(typer.main.get_command(app))
 
 
 def train(path: Path, recipe: Any = "images/digits", **overrides: Any) -> isoscale.Run:

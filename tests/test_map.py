@@ -6,10 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import typer
 
 import isoscale
-from isoscale.cli.main import app
+from tests.helpers import commands
 
 ROOT = Path(__file__).parents[1]
 TABLES = [
@@ -20,12 +19,6 @@ LAWS, COMMANDS, FAULTS = TABLES
 TESTS = sorted({cell.strip("`") for table in TABLES for row in table for cell in row if cell.startswith("`")})
 ELSEWHERE = {"full", "nightly", "cluster"}
 """Markers of what `make test` leaves out."""
-
-
-def commands(command: object, words: tuple[str, ...] = ()) -> list[str]:
-    below = getattr(command, "commands", {})
-    found = [name for word, each in below.items() for name in commands(each, (*words, word))]
-    return found if below else [" ".join(words)]
 
 
 @cache
@@ -60,7 +53,7 @@ def test_every_law_is_shown_for_every_science() -> None:
 
 
 def test_every_command_is_shown_at_work_and_refusing() -> None:
-    assert {row[0] for row in COMMANDS} == {*commands(typer.main.get_command(app)), "train --devices"}
+    assert {row[0] for row in COMMANDS} == {*(" ".join(words) for words in commands()), "train --devices"}
 
 
 def test_every_signal_and_every_kind_of_fault_is_there() -> None:

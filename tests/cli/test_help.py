@@ -7,16 +7,9 @@ from pathlib import Path
 import pytest
 
 from isoscale.recipe.presets import preset_names
-from tests.helpers import cli
+from tests.helpers import cli, commands
 
-COMMANDS = [
-    (), ("train",), ("test",), ("predict",), ("export",), ("runs",), ("runs", "list"), ("runs", "show"), ("recipe",),
-    ("recipe", "list"), ("recipe", "show"), ("recipe", "check"), ("recipe", "schema"), ("recipe", "model"),
-    ("runs", "send"), ("data",), ("data", "get"), ("data", "info"), ("data", "make"), ("data", "shuffle"),
-    ("compare",), ("report",), ("reproduce",), ("tensorboard",), ("submit",), ("status",), ("cancel",), ("logs",),
-    ("sweep",), ("scale",),
-    ("init",), ("doctor",),
-]  # fmt: skip
+COMMANDS = [(), ("runs",), ("recipe",), ("data",), *commands()]
 COMPLETE = "import sys; sys.argv = ['isoscale']; from isoscale.cli.main import run; run()"
 
 
