@@ -1,7 +1,8 @@
 # Two commands do everything on a fresh machine: `make train` and `make test`.
 
 PYTHON ?= python3
-WORKERS ?= 2
+# One more than there are cores, because some tests wait; each takes a gigabyte of memory.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
 ARGS ?=
 COVERAGE ?=
 
@@ -35,7 +36,7 @@ nightly: .venv/installed-dev  ## Run what takes minutes: faults at random moment
 	@$(python) -m pytest -m nightly -s $(ARGS)
 
 cluster: .venv/installed-dev  ## Run the tests on a real Slurm and real MPI, where these are installed (as root)
-	@$(pytest) --dist loadfile -m "cluster and not nightly" $(ARGS)
+	@$(pytest) -n 2 --dist loadfile -m "cluster and not nightly" $(ARGS)
 
 mutants: .venv/installed-dev  ## Plant faults in copies of the source, and see which of them the tests find (hours)
 	@$(python) tests/mutants/run.py --workers $(WORKERS) $(ARGS)
