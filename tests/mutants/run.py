@@ -201,12 +201,11 @@ def stages(fault: Fault) -> list[list[str]]:
     """Which tests to run one after the other: near ones first, all others last, each file once."""
     path = Path(fault.file)
     module = ".".join(("isoscale", *path.with_suffix("").parts))
-    folders = (TESTS / parent for parent in path.parents)
-    same_folder = next(tests for folder in folders if (tests := sorted(folder.glob("test_*.py"))))
+    folders = [sorted((TESTS / parent).glob("test_*.py")) for parent in path.parents]
     named = [test for test in _texts() if test.stem == f"test_{path.stem}"]
     mentioning = [test for test, text in _texts().items() if module in text]
     laws = [TESTS / "engine" / "test_golden.py", *sorted((TESTS / "laws").glob("test_*.py"))]
-    groups = [[*named, *mentioning], same_folder, laws]
+    groups = [[*named, *mentioning], *folders, laws]
     seen: set[Path] = set()
     found: list[list[str]] = []
     for group in groups:
