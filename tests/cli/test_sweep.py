@@ -203,7 +203,7 @@ def test_on_a_terminal_every_point_has_a_line_that_moves(tmp_path: Path):
         os.kill(process, signal.SIGINT)
         return True
 
-    words = ("sweep", "images/digits", "seed=0,1", "train.epochs=1000000", *FIXED, "--run", "a")
+    words = ("sweep", "images/digits", "seed=0,1", "train.epochs=5000", *FIXED, "--run", "a")
     text = on_a_terminal(tmp_path, 80, words, stop)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert re.search(r"1 +waiting", plain) and "0 of 2 done, 1 running" in plain
