@@ -5,7 +5,6 @@ A function of a module is called on every rank, and its results come back; or ea
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 import isoscale
 from tests import warm
 from tests.helpers import QUIET
-from tests.parallel.processes import Ended
+from tests.parallel.processes import Ended, free_port
 
 PATIENCE = 120.0
 """Seconds after which ranks that have not come back are ended."""
@@ -83,13 +82,6 @@ def launcher_variables(rank: int, world: int, port: int) -> dict[str, str]:
         "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def train_on(world: int, path: Path, recipe: Any = "images/digits", **overrides: Any) -> isoscale.Run:

@@ -459,15 +459,19 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor.to_dense() if tensor.is_sparse else tensor
 
 
-def seed_host_generators(seed: int) -> None:
-    """Let Python's and numpy's global generators begin where the seed of a run says."""
-    key = derive_key(seed, "generators of the host")[0]
-    random.seed(key)
-    np.random.seed(key % 2**32)
-
-
 class HostGenerators:
     """Where Python's and numpy's global generators are, from which a step may draw."""
+
+    def __init__(self, seed: int) -> None:
+        """They begin where the seed of a run says."""
+        self._key = derive_key(seed, "generators of the host")[0]
+        self._loaded: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Set both for a training that begins, or goes on from what was loaded."""
+        random.seed(self._key)
+        np.random.seed(self._key % 2**32)
+        self.load({}, self._loaded)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Both states, as plain numbers."""
@@ -478,6 +482,7 @@ class HostGenerators:
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take over both; earlier versions did not save them."""
+        self._loaded = values
         if values:
             version, numbers, gauss = values["python"]
             random.setstate((version, tuple(numbers), gauss))

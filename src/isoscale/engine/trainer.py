@@ -33,7 +33,7 @@ from isoscale.engine.checkpoint import State
 from isoscale.engine.config import Limit
 from isoscale.engine.evaluate import Interrupted, call_hook
 from isoscale.engine.evaluations import Evaluations
-from isoscale.engine.extra_state import HostGenerators, seed_host_generators
+from isoscale.engine.extra_state import HostGenerators
 from isoscale.engine.fitting import FittedStates, fit, fitted
 from isoscale.engine.journal import Journal
 from isoscale.engine.loaders import read_dataset
@@ -99,10 +99,9 @@ class Trainer:
         self.profile = Profile(accelerators.find(decided.device), trace, self._saving) if profile else None
         self._clock = time.perf_counter()
         self._undo: Callable[[], None] = lambda: None
+        self._generators = HostGenerators(settings.seed)
         self._saved: State | None = None
         """A checkpoint that waits until the hooks of a start have run."""
-        self._drawn: dict[str, Any] = {}
-        """Where Python's and numpy's generators were in a checkpoint; they begin at the seed again with every start."""
         self._parameters: dict[str, nn.Parameter] = {}
         self._buffers: set[str] = set()
         self._unsaved: set[str] = set()
@@ -242,7 +241,7 @@ class Trainer:
         registry.register("journal", self.journal)
         registry.register("progress", self.progress)
         registry.register("order", OrderState(self.settings.seed, self.train.plan, self.progress))
-        registry.register("random", HostGenerators())
+        registry.register("random", self._generators)
         registry.register("best", self.best)
         registry.register("patience", self.patience)
         registry.register("log", LogState(self._metric_log))
@@ -252,7 +251,6 @@ class Trainer:
         if not any(overrides(self.parts.task, name) for name in _START_HOOKS):
             self.parts.registry.load(*state)
             lightning.remember(self.parts.task, self.progress.values)
-            self._drawn = state[1].get("random", {})
             return
         self._saved = state
         self.parts.registry.load_some(("progress", "transforms"), *state)
@@ -274,8 +272,7 @@ class Trainer:
             stack.enter_context(self._saver or nullcontext())
             stack.enter_context(keyed.use(self.parts.random))
             stack.enter_context(kept_generators())
-            seed_host_generators(self.settings.seed)
-            HostGenerators().load({}, self._drawn)
+            self._generators.begin()
             stack.enter_context(self.parts.precision.applied())
             stack.enter_context(self._stream())
             stack.callback(self.release)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from isoscale.errors import DONE, FAILED, INTERRUPTED, START_AGAIN, UserError
 from isoscale.parallel.environment import PARENT, find
@@ -33,6 +33,8 @@ LINES_SHOWN = 30
 FIRST_PORT, NUM_PORTS, APART = 20000, 12000, 61
 """Ports below those that systems hand out, and how far those of processes that follow each other are apart."""
 PR_SET_PDEATHSIG = 1
+_control: Any = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
+"""Looked up here: between fork and exec, where other threads may hold its locks, the linker must not be asked."""
 
 
 def launch(num_ranks: int, words: Sequence[str], variables: Mapping[str, str] = {}) -> int:
@@ -235,11 +237,11 @@ class _Crew:
 
 def end_with_parent(parent: int) -> Callable[[], None] | None:
     """For a process about to start: be asked to stop by the system when the launcher ends, however it ends."""
-    return partial(_end_with, parent) if sys.platform.startswith("linux") else None
+    return partial(_end_with, parent) if _control is not None else None
 
 
 def _end_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    _control(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(FAILED)
 
