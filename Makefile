@@ -30,7 +30,7 @@ quick: .venv/installed-dev  ## Run the fast tests only: the inner loop
 	@$(pytest) -m "not slow and not full and not nightly and not cluster" $(ARGS)
 
 full: lint types  ## Check style and types, run all that `make test` leaves out, and the pages of the documentation
-	@$(pytest) -m "full and not nightly and not cluster" --cov --cov-append --cov-report=term $(ARGS)
+	@$(pytest) -m "full and not nightly and not cluster" $(if $(COVERAGE),--cov --cov-append --cov-report=term) $(ARGS)
 
 nightly: .venv/installed-dev  ## Run what takes minutes: faults at random moments, a new seed each time
 	@$(python) -m pytest -m nightly -s $(ARGS)
