@@ -14,7 +14,7 @@ pip_install := $(python) -m pip install --quiet --quiet --disable-pip-version-ch
 pytest := $(python) -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick full nightly cluster mutants lint types format docs bench wheel clean
+.PHONY: help train test quick full nightly siege cluster mutants lint types format docs bench wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,11 @@ full: lint types  ## Check style and types, run all that `make test` leaves out,
 
 nightly: .venv/installed-dev  ## Run what takes minutes: faults at random moments, a new seed each time
 	@$(python) -m pytest -m nightly -s $(ARGS)
+
+siege: .venv/installed-dev  ## Kill, fill disks and break input at random, and see that nothing is lost (hours, as root)
+	@PYTHONPATH=. $(python) tests/nightly/kills.py --kills 1000
+	@PYTHONPATH=. $(python) tests/nightly/full_disks.py --disks 200
+	@PYTHONPATH=. $(python) tests/nightly/fuzz.py --minutes 60
 
 cluster: .venv/installed-dev  ## Run the tests on a real Slurm and real MPI, where these are installed (as root)
 	@$(pytest) -n 2 --dist loadfile -m "cluster and not nightly" $(ARGS)

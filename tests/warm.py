@@ -235,7 +235,10 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     subprocess.Popen = Popen  # type: ignore[misc]
     np.random.seed()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(
+        int(threads) if threads.isascii() and threads.isdecimal() and int(threads) else os.cpu_count() or 1
+    )
     if request["before"] is not None:
         request["before"]()
 

@@ -196,6 +196,21 @@ def test_a_sweep_that_is_killed_leaves_no_training_behind(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_sweep_whose_directory_was_only_half_made_is_made_again(tmp_path: Path):
+    words = ("sweep", "images/digits", "seed=0,1", "train.epochs=1", "data.subset=100", *FIXED, "--run", "a")
+    for name in ("seed=0", "seed=1"):
+        (tmp_path / "a" / name).mkdir(parents=True)
+    (tmp_path / "a/recipe.yaml").write_text("seed: 0\n")
+    (tmp_path / "a/seed=0/recipe.yaml").write_text("seed: 0\n")
+    (tmp_path / "a/seed=1/.run.json-17").touch()
+    done = cli(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert statuses(tmp_path / "a") == {"seed=0": "done", "seed=1": "done"}
+    (tmp_path / "a/sweep.json").unlink()
+    assert "holds no sweep" in cli(*words, cwd=tmp_path).stderr, "there is work in it"
+
+
+@pytest.mark.slow
 def test_on_a_terminal_every_point_has_a_line_that_moves(tmp_path: Path):
     def stop(process: int, text: str) -> bool:
         if len(set(re.findall(r"running[^\n]*?(\d+)/115000", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)))) < 3:

@@ -82,7 +82,7 @@ def children(process: int) -> list[int]:
     """The processes that a process has started, but not the one that serves it."""
     try:
         found = [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
     return [child for child in found if not warm.is_server(child)]
 
@@ -91,7 +91,7 @@ def is_alive(process: int) -> bool:
     """Whether a process runs; one that has ended and that nobody asked about does not."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
 

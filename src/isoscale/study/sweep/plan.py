@@ -1,6 +1,7 @@
 """A sweep: one recipe with many settings, a run directory for each point, and a record of all of them."""
 
 import json
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -219,8 +220,14 @@ def check_new(path: Path) -> None:
     """Refuse a directory that holds something else."""
     if Run.exists(path):
         raise UserError(f"{path} holds a single run; choose another directory for the sweep with --run DIR")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and not (path.is_dir() and _is_half_made(path)):
         raise UserError(f"{path} is there and holds no sweep; choose another directory with --run DIR")
+
+
+def _is_half_made(path: Path) -> bool:
+    """Whether a directory holds nothing, or only what is there before the record: a kill or a full disk came between."""
+    files = [each for each in path.rglob("*") if each.is_symlink() or not each.is_dir()]
+    return all(re.sub(r"^\.(.*)-\d+$", r"\1", each.name) in (RECIPE, POINTS, "run.json") for each in files)
 
 
 def reopen(path: Path, recipe: str | None, words: Sequence[str]) -> Sweep:
