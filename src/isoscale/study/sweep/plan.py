@@ -225,7 +225,7 @@ def check_new(path: Path) -> None:
 
 
 def _is_half_made(path: Path) -> bool:
-    """Whether a directory holds nothing, or only what is there before the record: a kill or a full disk came between."""
+    """Whether a directory holds nothing, or only what comes before the record: a kill or a full disk stopped it."""
     files = [each for each in path.rglob("*") if each.is_symlink() or not each.is_dir()]
     return all(re.sub(r"^\.(.*)-\d+$", r"\1", each.name) in (RECIPE, POINTS, "run.json") for each in files)
 
