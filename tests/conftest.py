@@ -41,9 +41,10 @@ def real_data() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing that tests compute stays in the user's cache, and nothing in there is taken for theirs."""
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing that tests make stays in the user's cache or settings, and nothing in there is taken for theirs."""
     os.environ["ISOSCALE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("settings"))
 
 
 HOW_TO_GET_DATA = {

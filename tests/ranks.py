@@ -124,7 +124,7 @@ class Command:
         self, world: int, folder: Path, words: Sequence[str], before: Callable[[], Any] | None = None, **variables: str
     ) -> None:
         """Start it in a folder; each rank calls `before` first, a function that can be pickled."""
-        port = free_port()
+        self.port = port = free_port()
         self._began = time.monotonic()
         self._files = [folder / f".rank{rank}-{port}" for rank in range(world)]
         self.processes = []

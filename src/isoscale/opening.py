@@ -32,8 +32,9 @@ def open_session(
         asked = [*["--profile"] * profile, *([type(given.task).__qualname__] if given else [])]
         preflight.check_words(ranks, source, overrides, asked)
         found = _opened(source, overrides, run, given, save, profile) if ranks.is_first else None
-        told = found and (found.loaded, found.directory and found.directory.path, _num_threads(found))
-        loaded, where, threads = ranks.tell(told, "the recipe")
+        told = found and (found.loaded.as_dict(), found.directory and found.directory.path, _num_threads(found))
+        values, where, threads = ranks.tell(told, "the recipe")
+        loaded = found.loaded if found else LoadedRecipe.from_dict(values)
         if loaded.recipe.train.device == "cpu":
             ranks = ranks.on_cpu()
         ranks = world.share_cores(ranks, loaded.recipe.parallel.pin == "auto", threads)

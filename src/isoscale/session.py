@@ -128,7 +128,7 @@ class Session:
 
     def _start(self) -> bool:
         """Train from the last checkpoint on; False when it has to be done again from there."""
-        record, decided = self.ranks.tell(self._remembered() if self.ranks.is_first else None, "the record of the run")
+        record, decided = self._told()
         threads, generator = torch.get_num_threads(), torch.get_rng_state()
         loggers = build_loggers(self.recipe.observe.loggers) if self.directory else []  # or says what is missing
         watching = watchers(self.recipe.observe, self.ranks, self.where)  # or says that one cannot write
@@ -146,6 +146,12 @@ class Session:
                     logger.close()  # while the console can still say what was not sent
             if decided.device == "cuda":
                 gc.collect()  # a captured graph that is freed later, in a process forked from this one, would abort it
+
+    def _told(self) -> tuple[dict[str, Any], Decisions]:
+        """What rank 0 remembers, on every rank."""
+        record, decided = self._remembered() if self.ranks.is_first else ({}, None)
+        record, values = self.ranks.tell((record, decided and decided.as_dict()), "the record of the run")
+        return record, decided or Decisions.from_dict(values)
 
     def _remembered(self) -> tuple[dict[str, Any], Decisions]:
         """The record of the run, and what was decided at its first start, or is decided now."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from isoscale.parallel import hub as hubs
 from isoscale.parallel.hub import Hub, Line
+from isoscale.parallel.secret import Key
 from isoscale.parallel.watch import Watch
 
 HOSTS = ("n1", "n2")
@@ -21,8 +22,8 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_words_arrive_in_their_order_with_the_rank_and_before_a_failure():
-    hub, heard = Hub(HOSTS), []
-    first, second = (Watch(rank, HOSTS, ("127.0.0.1", hub.port), hub.token) for rank in (0, 1))
+    hub, heard = Hub(HOSTS, Key(b"secret")), []
+    first, second = (Watch(rank, HOSTS, ("127.0.0.1", hub.port), hub.key) for rank in (0, 1))
     hub.listener = lambda rank, words: heard.append((rank, words, first.cause))
     for number in range(100):
         assert second.say([number])
@@ -33,8 +34,8 @@ def test_words_arrive_in_their_order_with_the_rank_and_before_a_failure():
 
 
 def test_who_is_not_listened_to_loses_nothing_else():
-    hub = Hub(HOSTS)
-    watches = [Watch(rank, HOSTS, ("127.0.0.1", hub.port), hub.token) for rank in (0, 1)]
+    hub = Hub(HOSTS, Key(b"secret"))
+    watches = [Watch(rank, HOSTS, ("127.0.0.1", hub.port), hub.key) for rank in (0, 1)]
     assert watches[1].say(["to nobody"])
     watches[1].failed(ValueError("boom"))
     until(lambda: watches[0].cause)
@@ -48,8 +49,10 @@ def test_where_rank_0_does_not_read_a_rank_does_not_wait_for_it(monkeypatch):
     tried: list[bool] = []
     send = Line.send
     monkeypatch.setattr(Line, "send", lambda line, **words: tried.append("said" in words) or send(line, **words))
+    hub = Hub(HOSTS, Key(b"secret"))
+    watch = Watch(1, HOSTS, ("127.0.0.1", hub.port), hub.key)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        watch = Watch(1, HOSTS, server.getsockname(), "token")
+        watch._line = Line(socket.create_connection(server.getsockname()))
         num_said = 0
         while watch.say(["x" * 16_000]):
             num_said += 1
@@ -57,4 +60,4 @@ def test_where_rank_0_does_not_read_a_rank_does_not_wait_for_it(monkeypatch):
         watch._line.close()
         received = b"".join(iter(partial(server.accept()[0].recv, 1 << 20), b""))
     assert tried.count(True) == num_said, "what would not go away at once is not tried"
-    assert len([json.loads(line) for line in received.splitlines()]) == 1 + num_said
+    assert len([json.loads(line) for line in received.splitlines()]) == num_said

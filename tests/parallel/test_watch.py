@@ -1,9 +1,11 @@
 """What ranks learn of each other, over real connections, with all ranks in one process."""
 
+import gc
 import os
 import resource
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -14,6 +16,7 @@ from isoscale.parallel import hub as hubs
 from isoscale.parallel import watch as watches
 from isoscale.parallel.hub import AwakeClock, Cause, Hub
 from isoscale.parallel.process import birth, end_of
+from isoscale.parallel.secret import Key
 from isoscale.parallel.watch import Watch
 
 pytestmark = pytest.mark.slow
@@ -47,8 +50,8 @@ def aborted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Cause]]:
 def ranks(aborted: list[tuple[int, Cause]], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hub, list[Watch]]]:
     monkeypatch.setattr(hubs, "BEAT", 0.05)
     monkeypatch.setattr(watches, "BEAT", 0.05)
-    hub = Hub(HOSTS)
-    found = [Watch(rank, HOSTS, ("127.0.0.1", hub.port), hub.token) for rank in range(3)]
+    hub = Hub(HOSTS, Key(b"secret"))
+    found = [Watch(rank, HOSTS, ("127.0.0.1", hub.port), hub.key) for rank in range(3)]
     until(lambda: len(hub._members) == 3)
     yield hub, found
     for watch in found:
@@ -220,14 +223,11 @@ def test_all_leave_together(ranks):
     assert not any(watch.cause for watch in watching)
 
 
-def test_a_stranger_is_not_listened_to(ranks):
-    hub, watching = ranks
-    for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 1, "token": "guess"}\n{"cause": {}}\n', b"[1]\n", b"\xff\n"):
-        with socket.create_connection(("127.0.0.1", hub.port)) as stranger:
-            stranger.sendall(words)
-    die(watching[2])
-    until(lambda: watching[0].cause)
-    assert watching[0].cause.ranks == (2,)
+def test_when_all_ranks_are_there_nobody_else_is_let_in(ranks):
+    hub, _ = ranks
+    until(lambda: hub._server.fileno() == -1)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", hub.port))
 
 
 def test_time_in_which_the_process_was_suspended_does_not_count(monkeypatch):
@@ -293,12 +293,14 @@ def test_a_hub_that_fails_ends_all(ranks, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_ranks_watch_each_other_with_any_number_of_files_open(aborted, monkeypatch: pytest.MonkeyPatch):
+    until(lambda: not any(thread.name == "isoscale watch" for thread in threading.enumerate()))  # of other tests
+    gc.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
-        hub = Hub(HOSTS[:2])
-        watched = [Watch(rank, HOSTS[:2], ("127.0.0.1", hub.port), hub.token) for rank in range(2)]
+        hub = Hub(HOSTS[:2], Key(b"secret"))
+        watched = [Watch(rank, HOSTS[:2], ("127.0.0.1", hub.port), hub.key) for rank in range(2)]
         assert watched[1]._line.fileno() > 1024 and watched[1].say(["something"])
         watched[1].failed(ValueError("boom"))
         until(lambda: watched[0].cause)

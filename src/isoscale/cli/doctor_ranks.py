@@ -23,7 +23,7 @@ from isoscale.observe.machine import usable_cores
 from isoscale.parallel.checkup import Checkup, RankSilent, resolved, why_alone, with_number
 from isoscale.parallel.environment import Environment
 from isoscale.parallel.network import MEASURE, NUM_SMALL, Blocked, Speed, Ways, speeds, ways
-from isoscale.parallel.rendezvous import RanksMissing, within
+from isoscale.parallel.rendezvous import NotMet, OtherSecret, within
 from isoscale.parallel.world import BACKENDS
 
 LINGER = 5.0
@@ -60,9 +60,10 @@ def of_ranks(environment: Environment) -> Iterator[Finding]:
 
 
 def _not_met(environment: Environment, error: UserError) -> Iterator[Finding]:
-    if isinstance(error, RanksMissing) and not error.speaks:
+    if isinstance(error, NotMet) and not error.speaks:
         return
-    reason = None if environment.rank == 0 else why_alone(environment)
+    is_known = environment.rank == 0 or isinstance(error, OtherSecret)
+    reason = None if is_known else why_alone(environment)
     *lines, last = str(error).splitlines()
     text, advice = reason or ("; ".join(lines) or last, last if lines else "")
     yield Finding("ranks", "problem", text, advice)

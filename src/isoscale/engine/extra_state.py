@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from isoscale.data.hashing import derive_key
 from isoscale.engine.metrics import is_metric
-from isoscale.engine.plain import MOST_ENTRIES, SCALARS, names_of, put_together, take_apart
 from isoscale.engine.state import digest
 from isoscale.errors import UserError
+from isoscale.parallel.plain import MOST_ENTRIES, SCALARS, names_of, put_together, take_apart
 from isoscale.parallel.ranks import ALONE, Ranks
 
 _OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}

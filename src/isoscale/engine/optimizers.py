@@ -15,8 +15,8 @@ from isoscale.engine.accelerator import Accelerator
 from isoscale.engine.config import Group
 from isoscale.engine.config import Optimizer as Section
 from isoscale.engine.fused import FusedAdam
-from isoscale.engine.plain import names_of, put_together, take_apart
 from isoscale.errors import UserError
+from isoscale.parallel.plain import names_of, put_together, take_apart
 
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 UNFIT = {

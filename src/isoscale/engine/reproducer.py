@@ -23,12 +23,12 @@ from isoscale.data.keyed import StepRandom
 from isoscale.engine import accelerator as accelerators
 from isoscale.engine.assembly import place
 from isoscale.engine.operations import Origin, Part, Watch
-from isoscale.engine.plain import put_together, take_apart
 from isoscale.engine.precision import Precision
 from isoscale.engine.recorder import Recorder
 from isoscale.engine.stage import Stage
 from isoscale.engine.state import copy_weights
 from isoscale.engine.step import loss_terms
+from isoscale.parallel.plain import put_together, take_apart
 
 if TYPE_CHECKING:
     from isoscale.engine.trainer import Trainer

@@ -19,7 +19,7 @@ from isoscale.engine.optimizers import listeners, plain_step, set_lr
 from isoscale.engine.overlap import Overlap, overlapped
 from isoscale.engine.pairs import Pair, as_total
 from isoscale.engine.precision import Precision
-from isoscale.engine.recorder import Recorder
+from isoscale.engine.recorder import Recorded, Recorder
 from isoscale.engine.soundness import Soundness
 from isoscale.engine.spread import Spread
 from isoscale.engine.stage import Stage
@@ -124,7 +124,7 @@ class Found(NamedTuple):
 
 def agreed(ranks: Ranks, mine: Found) -> Found:
     """What the ranks that had samples found; they must agree on the loss, and a parameter counts if one reaches it."""
-    every = ranks.hear(mine, "what the loss is made of")
+    every = [Found(*each) for each in ranks.hear(tuple(mine), "what the loss is made of")]
     found = [each for each in every if each.num_groups]
     for rank, each in enumerate(every):
         if each.num_groups and (each.num_groups, each.names) != (found[0].num_groups, found[0].names):
@@ -348,9 +348,9 @@ class Step:
         flags = tuple(parameter.requires_grad for parameter in self.parameters)
         if flags not in self._agreed:
             self._agreed[flags] = agreed(ranks, mine)
-            every = ranks.hear(self.recorder.recorded, "what is logged")
+            every = ranks.hear(tuple(self.recorder.recorded), "what is logged")
             if not self.recorder.names:
-                self.recorder.agree(every)
+                self.recorder.agree([Recorded(*each) for each in every])
         known = self._agreed[flags]
         same = (mine.num_groups, mine.names) == (known.num_groups, known.names) and mine.used <= known.used
         if mine.num_groups and not same:  # without samples, this rank has found nothing

@@ -35,7 +35,10 @@ class Together(Protocol):
     world: int
 
     def hear(self, value: Any, what: str) -> list[Any]:
-        """The values of all ranks, on every rank; all of them must ask. `what` says what for, where one is missed."""
+        """The values of all ranks, on every rank; all of them must ask. `what` says what for, where one is missed.
+
+        Values are plain data, tensors and arrays: nothing that is sent can hold code.
+        """
 
 
 class Training(Protocol):

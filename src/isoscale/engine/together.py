@@ -24,12 +24,21 @@ class Kept:
     metrics: dict[str, str] = field(default_factory=dict)
     tallies: dict[str, tuple[torch.Size, torch.dtype]] = field(default_factory=dict)
 
+    def as_tuple(self) -> tuple[Any, ...]:
+        """In plain values, for other ranks."""
+        return tuple(self.recorded), self.terms, self.metrics, self.tallies
+
+    @classmethod
+    def read(cls, recorded: tuple[Any, ...], *others: Any) -> "Kept":
+        """As another rank told it."""
+        return cls(Recorded(*recorded), *others)
+
 
 def add_up(stage: Stage, shards: Mapping[int, Tensor], terms: set[str], reducer: Reducer) -> set[str]:
     """Add what the shards of all ranks recorded; returns the terms of the loss. Each sum is made once, at the end."""
     recorder, ranks = stage.recorder, reducer.ranks
     mine = Kept(recorder.recorded, sorted(terms), metrics.paths(stage.task, stage.metrics), _shapes(stage.tallies))
-    every: list[Kept] = ranks.hear(mine, "what was evaluated")
+    every = [Kept.read(*each) for each in ranks.hear(mine.as_tuple(), "what was evaluated")]
     known = next((kept for kept in every if kept.recorded.names or kept.tallies), mine)
     recorder.agree([kept.recorded for kept in every], shards.values())
     for shard in sorted(shards):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from isoscale.errors import DONE, FAILED, INTERRUPTED, START_AGAIN, UserError
+from isoscale.parallel import secret
 from isoscale.parallel.environment import PARENT, find
 from isoscale.parallel.hub import GO_ON
 
@@ -165,6 +166,7 @@ class _Crew:
         common = {
             PARENT: str(os.getpid()), "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
+            secret.VARIABLE: secret.fresh(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // num_ranks)),
             **variables,
         }  # fmt: skip

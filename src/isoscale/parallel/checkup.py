@@ -1,6 +1,5 @@
 """A meeting of all ranks to look at what is between them: whatever does not answer is named, and every wait ends."""
 
-import json
 import os
 import socket
 import time
@@ -9,7 +8,7 @@ from typing import Any
 
 from isoscale.errors import UserError
 from isoscale.parallel.environment import Environment
-from isoscale.parallel.rendezvous import LOOK_EVERY, PATIENCE, STAY, Rendezvous, is_own, patience, prefixed
+from isoscale.parallel.rendezvous import LOOK_EVERY, PATIENCE, STAY, Rendezvous, is_own, patience
 
 DEFAULT_PATIENCE = 20.0
 """Seconds to wait for all ranks, unless the variable says otherwise: less than a training waits."""
@@ -39,7 +38,7 @@ class Checkup:
         self.comers = meeting.meet()
         self.rank, self.world = environment.rank, environment.world
         self.hosts = tuple(comer.host for comer in self.comers)
-        self.store = prefixed("checkup", meeting.store)
+        self.board = meeting.board.within("checkup")
         self.local_rank = self.hosts[: self.rank].count(self.hosts[self.rank])
         if environment.local_rank is not None:
             self.local_rank = environment.local_rank
@@ -56,7 +55,7 @@ class Checkup:
 
     def tell(self, what: str, value: Any) -> None:
         """Say something that `hear` or `word` wait for."""
-        self.store.set(f"{what}/{self.rank}", json.dumps(value))
+        self.board.set(f"{what}/{self.rank}", value)
 
     def hear(self, what: str, seconds: float = ANSWER) -> list[Any]:
         """What every rank tells."""
@@ -77,12 +76,12 @@ class Checkup:
         keys = [f"{what}/{rank}" for rank in ranks]
         until = time.monotonic() + seconds
         try:
-            while not self.store.check(keys):
-                if time.monotonic() > until or self.store.check([f"{_END}/0"]):
-                    missing = [rank for rank in ranks if not self.store.check([f"{what}/{rank}"])]
+            while not self.board.has(*keys):
+                if time.monotonic() > until or self.board.has(f"{_END}/0"):
+                    missing = [rank for rank in ranks if not self.board.has(f"{what}/{rank}")]
                     raise self._silent(missing, f"did not answer for {seconds:g} s")
                 time.sleep(LOOK_EVERY)
-            return [json.loads(value) for value in self.store.multi_get(keys)]
+            return self.board.get_all(keys)
         except RuntimeError:  # the store is gone, and with it rank 0
             raise self._silent([0], "has ended before the others") from None
 
@@ -94,7 +93,7 @@ class Checkup:
     def _was_ended(self) -> bool:
         """Whether rank 0 has called the meeting off, and so has said why."""
         try:
-            return bool(self.store.check([f"{_END}/0"]))
+            return self.board.has(f"{_END}/0")
         except RuntimeError:
             return False
 

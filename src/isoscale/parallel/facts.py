@@ -1,12 +1,12 @@
 """What a rank is, in plain facts that it tells the others: where it runs, on what, and with which versions."""
 
 import hashlib
-import json
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,14 +39,9 @@ class Facts:
     born: str = ""
     """What tells its process from another one of the same number."""
 
-    def to_json(self) -> str:
-        """For the others."""
-        return json.dumps(asdict(self))
-
     @classmethod
-    def from_json(cls, text: str | bytes) -> "Facts":
+    def read(cls, values: dict[str, Any]) -> "Facts":
         """As another rank told them."""
-        values = json.loads(text)
         return cls(**{**values, "cores": tuple(values["cores"])})
 
 

@@ -3,8 +3,13 @@
 Every rank keeps one connection to the hub. The system closes it when a process ends, however it ends, so that a dead
 rank is noticed at once and one that merely computes for long is never taken for dead. Where a worker of the dead rank
 keeps it open, the rank beside it on the same machine knows.
+
+Whoever connects is a stranger until he has proved that he knows the secret of the training, and the hub has proved the
+same to him. Strangers are few, have little time and few bytes, and whatever they send, it is they who are hung up on.
+When all ranks are there, nobody else is let in.
 """
 
+import errno
 import json
 import os
 import secrets
@@ -14,12 +19,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 from weakref import WeakSet
 
 from isoscale.errors import FAILED, USER_CAN_FIX, PeerFailed, RankLost, message
+from isoscale.parallel.environments.base import LOOPBACK
+from isoscale.parallel.secret import Key
 
 BEAT = 0.5
 """Seconds between two signs of life."""
@@ -28,6 +34,14 @@ TOGETHER = 0.5
 UNREACHABLE = 25
 """Seconds until the system gives up a connection at whose other end there is no machine any more."""
 LONGEST_LINE = 1 << 20
+LONGEST_PROOF = 1 << 10
+"""Bytes of what a stranger says before he is one of the ranks."""
+MOST_STRANGERS = 64
+"""Those who are connected and have proved nothing; for each rank there may be one more."""
+TO_PROVE = 10.0
+"""Seconds that a stranger has."""
+TO_BE_HEARD = 30.0
+"""Seconds for which a rank tries to be let in."""
 GO_ON = "the last checkpoint, if there is one, is intact, and the same command goes on from it"
 
 _SILENT = "gives no sign of life"
@@ -70,8 +84,6 @@ class Line:
         Line.everywhere.add(self)
         connection.settimeout(UNREACHABLE)
         _notice_dead_machines(connection)
-        # A worker forked from this process would keep the connection open after the end of this process.
-        os.register_at_fork(after_in_child=connection.close)
 
     def fileno(self) -> int:
         """For selectors."""
@@ -87,22 +99,52 @@ class Line:
         return True
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have come; None when no more will come."""
+        """The messages that have come; None when no more will come, or what comes is nothing that a rank sends."""
+        if not self._fill(1 << 16):
+            return None
+        *lines, self._received = self._received.split(b"\n")
+        return _read_all(lines) if len(self._received) <= LONGEST_LINE else None
+
+    def receive_first(self) -> list[dict[str, Any]] | None:
+        """The first message of somebody who may be anybody, or none yet; None where there will be none.
+
+        What follows it stays for later.
+        """
+        if not self._fill(LONGEST_PROOF):
+            return None
+        line, end, rest = self._received.partition(b"\n")
+        if not end:
+            return [] if len(line) <= LONGEST_PROOF else None
+        self._received = rest
+        return _read_all([line])
+
+    def _fill(self, size: int) -> bool:
         try:
-            chunk = self._socket.recv(1 << 16)
+            chunk = self._socket.recv(size)
         except OSError:
-            return None
-        *lines, self._received = (self._received + chunk).split(b"\n")
-        if not chunk or len(self._received) > LONGEST_LINE:
-            return None
-        try:
-            return [dict(json.loads(line)) for line in lines]
-        except (ValueError, TypeError):  # whoever this is, it is not a rank
-            return None
+            return False
+        self._received += chunk
+        return bool(chunk)
 
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
+
+
+def _read_all(lines: Sequence[bytes]) -> list[dict[str, Any]] | None:
+    try:
+        return [dict(json.loads(line)) for line in lines]
+    except (ValueError, TypeError, RecursionError):  # whoever this is, it is not a rank
+        return None
+
+
+def _hang_up_in_child() -> None:
+    """A worker forked from this process would keep its connections open after the end of this process."""
+    for line in list(Line.everywhere):
+        line.close()
+
+
+os.register_at_fork(after_in_child=_hang_up_in_child)
 
 
 def _notice_dead_machines(connection: socket.socket) -> None:
@@ -111,6 +153,58 @@ def _notice_dead_machines(connection: socket.socket) -> None:
     for name, value in options.items():
         if hasattr(socket, name):  # not every system has all of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """Listen at an address of this machine, a number; at all of them where it is empty."""
+    return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+
+
+def knock(place: tuple[str, int], rank: int, key: Key) -> Line:
+    """The connection of a rank to the hub, after each has proved to the other that it knows the secret.
+
+    An OSError where nobody answers, and where it is not the hub who does. Who is turned away, because many others came
+    at the same time, tries again.
+    """
+    until = time.monotonic() + TO_BE_HEARD
+    while True:
+        line = Line(socket.create_connection(place, timeout=UNREACHABLE))
+        asked = _first_message(line)
+        if asked is not None and isinstance(asked.get("challenge"), str):
+            challenge = secrets.token_bytes(32).hex()
+            proof = key.sign(b"rank", str(rank).encode(), asked["challenge"].encode(), challenge.encode())
+            line.send(rank=rank, challenge=challenge, proof=proof.hex())
+            answer = _first_message(line)
+            if answer is not None and answer.get("proof") == proof_of_hub(key, {"challenge": challenge}):
+                return line
+        line.close()
+        if time.monotonic() > until:
+            raise ConnectionError("something listens there that is not rank 0")
+        time.sleep(BEAT / 10)
+
+
+def _first_message(line: Line) -> dict[str, Any] | None:
+    messages: list[dict[str, Any]] | None = []
+    while messages == []:
+        messages = line.receive_first()
+    return messages[0] if messages else None
+
+
+def proved(key: Key, challenge: bytes, said: dict[str, Any]) -> int | None:
+    """The rank that somebody says to be, if he proves that he knows the secret."""
+    rank, theirs, proof = (said.get(name) for name in ("rank", "challenge", "proof"))
+    if not (type(rank) is int and rank >= 0 and isinstance(theirs, str) and isinstance(proof, str)):
+        return None
+    try:
+        parts = (str(rank).encode(), challenge.hex().encode(), theirs.encode())
+        return rank if key.has_signed(bytes.fromhex(proof), b"rank", *parts) else None
+    except ValueError:  # no number in hexadecimal digits, or text that is none
+        return None
+
+
+def proof_of_hub(key: Key, said: dict[str, Any]) -> str:
+    """What the hub answers to a rank that has asked for a proof."""
+    return key.sign(b"hub", str(said["challenge"]).encode()).hex()
 
 
 class AwakeClock:
@@ -149,25 +243,38 @@ class _Member:
 
 
 @dataclass
+class _Stranger:
+    """Somebody who has proved nothing yet."""
+
+    line: Line
+    challenge: bytes
+    until: float
+
+
+@dataclass
 class Hub:
     """Listens to all ranks and tells all of them when they have to end, and why."""
 
     hosts: Sequence[str]
     """The host of every rank."""
+    key: Key
+    """That of this training, which a rank has too."""
+    address: str = LOOPBACK
+    """Where it listens; nothing for all addresses of this machine."""
     limit: float | None = None
     """Seconds without any progress after which a rank that others wait for is taken to hang."""
-    token: str = field(default_factory=lambda: secrets.token_hex(16))
-    """What a rank shows first, so that nobody else's connection is taken for one."""
     listener: Callable[[int, list[Any]], None] | None = None
     """Told what a rank says for the log; must return at once."""
 
     def __post_init__(self) -> None:
         """Start to listen."""
-        self._server = socket.create_server(("", 0))
+        self._server = listen(self.address)
+        self._server.setblocking(False)
         os.register_at_fork(after_in_child=self._server.close)
         self.port = int(self._server.getsockname()[1])
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
+        self._strangers: list[_Stranger] = []
         self._members: dict[int, _Member] = {}
         self._clock = AwakeClock()
         self._first_gone: float | None = None
@@ -185,31 +292,70 @@ class Hub:
         next_round = time.monotonic()
         while True:
             for key, _ in self._selector.select(BEAT / 2):
-                if key.fileobj is self._server:
-                    self._accept()
+                if isinstance(key.data, _Member):
+                    self._read(key.data)
+                elif isinstance(key.data, _Stranger):
+                    self._examine(key.data)
                 else:
-                    self._read(key.fileobj, key.data)  # type: ignore[arg-type]
+                    self._accept()
             if time.monotonic() >= next_round:
                 next_round = time.monotonic() + BEAT / 2
+                self._turn_away([each for each in self._strangers if each.until < next_round])
                 self._judge(self._clock())
                 self._tell(pulse=True)
 
     def _accept(self) -> None:
-        with suppress(OSError):  # who connects may be gone again
-            self._selector.register(Line(self._server.accept()[0]), selectors.EVENT_READ)
+        """Let somebody in to prove who he is; if there are too many of them, instead of who has been there longest."""
+        self._turn_away(self._strangers[: max(0, 1 + len(self._strangers) - MOST_STRANGERS - len(self.hosts))])
+        try:
+            line = Line(self._server.accept()[0])
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # this process must be able to open files
+                self._turn_away(self._strangers[: len(self._strangers) // 2 + 1])
+                time.sleep(BEAT / 100)
+            return  # who connects may be gone again
+        stranger = _Stranger(line, secrets.token_bytes(32), time.monotonic() + TO_PROVE)
+        self._strangers.append(stranger)
+        self._selector.register(line, selectors.EVENT_READ, stranger)
+        line.send(challenge=stranger.challenge.hex())
 
-    def _read(self, line: Line, member: _Member | None) -> None:
-        messages = line.receive()
-        if messages is None:
-            self._hang_up(line, member)
+    def _turn_away(self, strangers: Sequence[_Stranger]) -> None:
+        for each in strangers:
+            self._strangers.remove(each)
+            self._selector.unregister(each.line)
+            each.line.close()
+
+    def _examine(self, stranger: _Stranger) -> None:
+        """Take a stranger for the rank that he proves to be, or hang up."""
+        if stranger not in self._strangers:
+            return  # turned away a moment ago
+        messages = stranger.line.receive_first()
+        if messages == []:
+            return  # half a line
+        rank = proved(self.key, stranger.challenge, messages[0]) if messages else None
+        if not messages or rank is None or rank >= len(self.hosts) or rank in self._members:
+            self._turn_away([stranger])
             return
-        for news in messages:
-            if member is not None:
-                self._take(member, news)
-            elif secrets.compare_digest(str(news.get("token")), self.token):
-                member = _Member(int(news["rank"]), line, advanced=self._clock(), heard=self._clock())
-                self._members[member.rank] = member
-                self._selector.modify(line, selectors.EVENT_READ, member)
+        self._strangers.remove(stranger)
+        member = _Member(rank, stranger.line, advanced=self._clock(), heard=self._clock())
+        self._selector.modify(member.line, selectors.EVENT_READ, member)
+        member.line.send(proof=proof_of_hub(self.key, messages[0]))
+        self._members[rank] = member
+        if len(self._members) == len(self.hosts):
+            self._shut_door()
+
+    def _shut_door(self) -> None:
+        """All ranks are there, and none comes twice."""
+        self._selector.unregister(self._server)
+        self._server.close()
+        self._turn_away(list(self._strangers))
+
+    def _read(self, member: _Member) -> None:
+        messages = member.line.receive()
+        if messages is None:
+            self._hang_up(member)
+        for news in messages or ():
+            self._take(member, news)
 
     def _take(self, member: _Member, news: dict[str, Any]) -> None:
         member.heard = self._clock()
@@ -229,11 +375,10 @@ class Hub:
             if len(self._members) == len(self.hosts) and all(other.left for other in self._members.values()):
                 self._tell(end=True)
 
-    def _hang_up(self, line: Line, member: _Member | None) -> None:
-        self._selector.unregister(line)
-        line.close()
-        if member is not None:
-            member.hung_up = True
+    def _hang_up(self, member: _Member) -> None:
+        self._selector.unregister(member.line)
+        member.line.close()
+        member.hung_up = True
         self._miss(member)
 
     def _miss(self, member: _Member | None) -> None:

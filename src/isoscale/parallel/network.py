@@ -15,8 +15,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from isoscale.parallel.board import prefixed
 from isoscale.parallel.checkup import Checkup
-from isoscale.parallel.rendezvous import address_of, interface, own_address, prefixed
+from isoscale.parallel.rendezvous import address_of, interface, own_address
 
 CONNECT = 5.0
 """Seconds for a connection to stand."""
@@ -175,7 +176,7 @@ def speeds(checkup: Checkup, backend: str | None, device: torch.device) -> dict[
     # A failure of NCCL would end the process before it could say so.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     dist.init_process_group(
-        "cpu:gloo" + (f",{device.type}:{backend}" if backend else ""), store=prefixed("group", checkup.store),
+        "cpu:gloo" + (f",{device.type}:{backend}" if backend else ""), store=prefixed("group", checkup.board.store),
         rank=checkup.rank, world_size=checkup.world, timeout=timedelta(seconds=GROUP),
     )  # fmt: skip
     found = {"gloo": _speed(torch.device("cpu"))}

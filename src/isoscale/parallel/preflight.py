@@ -1,11 +1,11 @@
 """What is made sure before ranks train together: the same versions, the same words, and tensors that arrive."""
 
 import hashlib
-import json
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 from isoscale.errors import UserError
+from isoscale.parallel.board import Board
 from isoscale.parallel.checkup import Checkup
 from isoscale.parallel.facts import FILES, Facts
 from isoscale.parallel.network import Ways, ways
 from isoscale.parallel.ranks import Ranks
-from isoscale.parallel.rendezvous import LOOK_EVERY, STAY, Comer, Store
+from isoscale.parallel.rendezvous import LOOK_EVERY, STAY, Comer
 
 ANSWER = 60.0
 """Seconds for a word of a rank that has come; one that cannot reach rank 0 knows it after half of that."""
@@ -36,37 +37,37 @@ _SOURCE = re.compile(r"\[[^\]]*/[^\]]*\] ?")
 """Where in the source of a library an error was raised."""
 
 
-def exchange_facts(store: Store, mine: Facts, ranks: Ranks) -> tuple[Facts, ...]:
+def exchange_facts(board: Board, mine: Facts, ranks: Ranks) -> tuple[Facts, ...]:
     """Tell the others who this is; the facts of all ranks on rank 0, of those on the same host elsewhere.
 
     Where ranks differ that must be equal, all raise the same error.
     """
-    store.set(_key(mine.rank), mine.to_json())
+    board.set(_key(mine.rank), asdict(mine))
     if ranks.is_first:
-        store.set("verdict", _judge_all(store, ranks))
-    words = hear_verdict(store)
+        board.set("verdict", _judge_all(board, ranks))
+    words = hear_verdict(board)
     if words is None:
         words = f"{ranks.name(0)} came, but did not say a word for {2 * ANSWER:g} s: look at what it says itself"
     if words:
         if ranks.is_first:
-            _stay(lambda: store.add("heard", 0) < ranks.world)
+            _stay(lambda: board.count("heard", 0) < ranks.world)
         raise UserError(words)
     known = [rank for rank, host in enumerate(ranks.hosts) if ranks.is_first or host == mine.host]
-    return tuple(Facts.from_json(text) for text in store.multi_get([_key(rank) for rank in known]))
+    return tuple(Facts.read(each) for each in board.get_all([_key(rank) for rank in known]))
 
 
-def cut_off(store: Store, rank: int, words: str) -> str | None:
-    """Say through the store that this rank cannot go on; what rank 0 makes of it, or None where it does not answer."""
-    store.set(_key(rank), json.dumps({"cut off": words}))
-    return hear_verdict(store)
+def cut_off(board: Board, rank: int, words: str) -> str | None:
+    """Say on the board that this rank cannot go on; what rank 0 makes of it, or None where it does not answer."""
+    board.set(_key(rank), {"cut off": words})
+    return hear_verdict(board)
 
 
-def hear_verdict(store: Store) -> str | None:
+def hear_verdict(board: Board) -> str | None:
     """Why ranks cannot train together, as rank 0 found; empty where they can, None where it does not answer."""
-    if not _wait(store, ["verdict"], 2 * ANSWER):
+    if not _wait(board, ["verdict"], 2 * ANSWER):
         return None
-    words = str(store.get("verdict").decode())
-    store.add("heard", 1)
+    words = str(board.get("verdict"))
+    board.count("heard")
     return words
 
 
@@ -81,10 +82,10 @@ def _key(rank: int) -> str:
     return f"facts/{rank}"
 
 
-def _wait(store: Store, keys: list[str], seconds: float) -> bool:
+def _wait(board: Board, keys: list[str], seconds: float) -> bool:
     """Whether all have come."""
     until, pause = time.monotonic() + seconds, SHORTEST
-    while not store.check(keys):
+    while not board.has(*keys):
         if time.monotonic() > until:
             return False
         time.sleep(pause)
@@ -92,16 +93,16 @@ def _wait(store: Store, keys: list[str], seconds: float) -> bool:
     return True
 
 
-def _judge_all(store: Store, ranks: Ranks) -> str:
+def _judge_all(board: Board, ranks: Ranks) -> str:
     keys = [_key(rank) for rank in range(ranks.world)]
-    if not _wait(store, keys, ANSWER):
-        silent = [rank for rank, key in enumerate(keys) if not store.check([key])]
+    if not _wait(board, keys, ANSWER):
+        silent = [rank for rank, key in enumerate(keys) if not board.has(key)]
         return f"{_named(ranks, silent)} came, but did not say a word for {ANSWER:g} s: look at what it says itself"
-    told = store.multi_get(keys)
-    lost = [words for text in told if (words := json.loads(text).get("cut off"))]
+    told = board.get_all(keys)
+    lost = [words for each in told if (words := each.get("cut off"))]
     if lost:
         return "\n  ".join([*_some(lost), OPEN, LOOK])
-    return describe_versions([Facts.from_json(text) for text in told])
+    return describe_versions([Facts.read(each) for each in told])
 
 
 def describe_versions(told: Sequence[Facts]) -> str:
@@ -225,10 +226,10 @@ def first_sum(ranks: Ranks, device: torch.device) -> None:
 class Separated(Checkup):
     """Ranks that have met but cannot exchange tensors, and so find out which ways are not open."""
 
-    def __init__(self, ranks: Ranks, comers: Sequence[Comer], store: Store) -> None:
-        """Over a store that answers."""
+    def __init__(self, ranks: Ranks, comers: Sequence[Comer], board: Board) -> None:
+        """Over a board that answers."""
         self.rank, self.world, self.local_rank = ranks.rank, ranks.world, ranks.local_rank
-        self.hosts, self.comers, self.store = ranks.hosts, list(comers), store
+        self.hosts, self.comers, self.board = ranks.hosts, list(comers), board
 
     def explain(self, ranks: Ranks, seconds: float, look: Callable[[], None]) -> str:
         """Why tensors do not arrive, and what to do."""
@@ -236,7 +237,7 @@ class Separated(Checkup):
         found = ways(self)
         self.tell("heard", True)
         if self.is_first:
-            _stay(lambda: not self.store.check([f"heard/{rank}" for rank in range(self.world)]))
+            _stay(lambda: not self.board.has(*(f"heard/{rank}" for rank in range(self.world))))
         return describe_ways(found, ranks, seconds)
 
 

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from isoscale.parallel.facts import Facts
+from isoscale.parallel.messages import pack, unpack
+from isoscale.parallel.secret import Key
 
 
 def _nobody_watches(what: str) -> None:
@@ -34,6 +36,8 @@ class Ranks:
     """What carries tensors on the device: nccl, xccl or gloo."""
     tick: Callable[[str], None] = field(default=_nobody_watches, compare=False)
     """Told what this rank is about to wait for, so that one that hangs can be named."""
+    key: Key = field(default=Key(b""), compare=False, repr=False)
+    """Signs what this rank tells the others."""
     facts: tuple[Facts, ...] = field(default=(), compare=False)
     """Of all ranks on rank 0, of those on the same host elsewhere; of none that is alone."""
 
@@ -83,13 +87,17 @@ class Ranks:
             theirs.copy_(received)
 
     def tell(self, value: Any, what: str = "a word of rank 0") -> Any:
-        """The value of rank 0, on every rank; only rank 0 needs to give one."""
+        """The value of rank 0, plain data and tensors, on every rank; only rank 0 needs to give one."""
         if self.alone:
             return value
         self.tick(what)
-        values = [value]
-        dist.broadcast_object_list(values, 0, device=torch.device("cpu"))
-        return values[0]
+        packed = pack(value, what, self.key) if self.is_first else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([len(packed)])
+        dist.broadcast(size, 0)
+        if not self.is_first:
+            packed = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(packed, 0)
+        return value if self.is_first else unpack(packed, what, self.key)
 
     def tell_tensor(self, tensor: Tensor) -> None:
         """Fill a tensor on the host with that of rank 0."""
@@ -98,13 +106,16 @@ class Ranks:
             dist.broadcast(tensor, 0)
 
     def hear(self, value: Any, what: str = "a word of every rank") -> list[Any]:
-        """The values of all ranks, on every rank."""
+        """The values of all ranks, plain data and tensors, on every rank."""
         if self.alone:
             return [value]
         self.tick(what)
-        values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value)
-        return values
+        packed = pack(value, what, self.key)
+        sizes = torch.zeros(self.world, dtype=torch.int64)
+        dist.all_gather(list(sizes.split(1)), torch.tensor([len(packed)]))
+        heard = torch.empty(self.world, int(sizes.max()), dtype=torch.uint8)
+        dist.all_gather(list(heard.unbind()), torch.nn.functional.pad(packed, (0, heard.shape[1] - len(packed))))
+        return [unpack(each[:size], what, self.key) for each, size in zip(heard, sizes.tolist(), strict=True)]
 
     def any(self, wanted: bool, what: str = "a vote") -> bool:
         """Whether at least one rank wants something; all get the same answer."""

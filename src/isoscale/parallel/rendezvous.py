@@ -1,15 +1,20 @@
-"""How the processes find each other: a store at the address of rank 0, and a list of who has come from where."""
+"""How the processes find each other: a store at the address of rank 0, and a list of who has come from where.
+
+The store belongs to torch.distributed and lets everybody in. What is written there for ranks is therefore signed, first
+with the secret that they share, and once all have come with a key that this meeting alone has: every rank adds a random
+part to it, so that nothing that was ever written elsewhere fits.
+"""
 
 import fcntl
-import json
 import os
+import secrets
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -17,11 +22,14 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from isoscale.errors import UserError
+from isoscale.parallel import secret
+from isoscale.parallel.board import Board, Store, prefixed, unsigned
 from isoscale.parallel.environment import Environment
+from isoscale.parallel.environments.base import LOOPBACK
+from isoscale.parallel.hub import listen
+from isoscale.parallel.messages import Forged
 
 Result = TypeVar("Result")
-Store = Any
-"""A store of torch.distributed, whose type torch does not declare."""
 PATIENCE = "ISOSCALE_JOIN_TIMEOUT"
 """The variable that says how many seconds to wait for all ranks."""
 DEFAULT_PATIENCE = 300.0
@@ -32,18 +40,21 @@ STAY = 2.0
 """Seconds that the host of the store stays after it gave up, so that others can read why."""
 
 
-def prefixed(prefix: str, store: Store) -> Store:
-    """A store within a store, where names are its own."""
-    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
-
-
-class RanksMissing(UserError):
-    """Some ranks did not come; `speaks` says whether it is this process that tells the user."""
+class NotMet(UserError):
+    """The meeting came to nothing; `speaks` says whether it is this process that tells the user."""
 
     def __init__(self, message: str, speaks: bool) -> None:
-        """What is missing, in words."""
+        """Why, in words."""
         super().__init__(message)
         self.speaks = speaks
+
+
+class RanksMissing(NotMet):
+    """Some ranks did not come."""
+
+
+class OtherSecret(NotMet):
+    """Some ranks, or programs that are none, do not have the secret of this one."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,8 @@ class Comer:
     process: int
     address: str
     """Its own address on the way to rank 0."""
+    nonce: str = field(default="", repr=False, compare=False)
+    """A random word for the key of this meeting."""
 
     def __str__(self) -> str:
         return f"{self.host} (process {self.process})"
@@ -79,6 +92,7 @@ class Rendezvous:
         self._environment = environment
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
+        self._key = secret.shared_key()
         self._hosts_store = environment.rank == 0 and not environment.store_runs
         if self._hosts_store:
             self._be_there()
@@ -86,7 +100,11 @@ class Rendezvous:
             self._wait_for_server()
         # Ranks of another job that meet at the same port by accident find a room of their own.
         self._room = f"isoscale/{environment.job}/{environment.attempt}"
-        self.store = prefixed(self._room, self._connect())
+        self.board = self._board(self._connect())
+        """Where ranks write for each other; signed with the key of this meeting once all have come."""
+
+    def _board(self, store: Store) -> Board:
+        return Board(prefixed(self._room, store), self._key)
 
     def _be_there(self) -> None:
         """Make sure that the others look for rank 0 where it is, if nobody said where that is."""
@@ -103,7 +121,7 @@ class Rendezvous:
             if self._hosts_store:
                 return self._open(is_master=True)
             return within(min(ANSWER, self._seconds), partial(self._open, is_master=False))
-        except (dist.DistError, TimeoutError) as error:
+        except (dist.DistError, OSError) as error:
             where = f"{here.address} port {here.port}"
             if self._hosts_store and is_taken(here.port):
                 raise UserError(
@@ -116,15 +134,18 @@ class Rendezvous:
                 "take the host of rank 0 and a port that is free there"
             ) from None
 
-    def another_store(self) -> Store:
-        """The same store over another connection: a thread that waits in the first one keeps it."""
-        return prefixed(self._room, self._open(is_master=False))
+    def another_board(self) -> Board:
+        """The same board over another connection: a thread that waits in the first one keeps it."""
+        return self._board(self._open(is_master=False))
 
     def _open(self, is_master: bool) -> Store:
         here = self._environment
+        at = own_door(here) if is_master else ""
+        # Torch by itself would listen at all addresses.
+        given = {"master_listen_fd": listen(at, here.port).detach()} if at else {}
         return dist.TCPStore(  # type: ignore[attr-defined]
-            here.address, here.port, is_master=is_master, wait_for_workers=False,
-            timeout=timedelta(seconds=self._seconds),
+            LOOPBACK if here.address == "localhost" else here.address, here.port, is_master=is_master,
+            wait_for_workers=False, timeout=timedelta(seconds=self._seconds), **given,
         )  # fmt: skip
 
     def _wait_for_server(self) -> None:
@@ -146,34 +167,73 @@ class Rendezvous:
 
     def meet(self) -> list[Comer]:
         """Wait for all ranks; who they are."""
-        here, store = self._environment, self.store
-        said = store.compare_set("world", "", str(here.world)).decode()
-        if said != str(here.world):
+        here, board = self._environment, self.board
+        mine = asdict(_myself(here))
+        try:
+            said = board.propose("world", here.world)
+        except Forged:
+            board.set(_comer(here.rank), mine)
+            raise self._others() from None
+        if said != here.world:
             raise UserError(f"rank {here.rank} was told WORLD_SIZE={here.world}, another one {said}: they must agree")
-        if store.add(f"times/{here.rank}", 1) > 1:
+        if board.count(f"times/{here.rank}") > 1:
             raise UserError(f"two processes say that they are rank {here.rank}: give each its own RANK, from 0 on")
-        store.set(f"rank/{here.rank}", json.dumps(asdict(_myself(here))))
-        if store.add("count", 1) == here.world:
-            store.set("result", "[]")
-        return self._all_comers()
+        board.set(_comer(here.rank), mine)
+        if board.count("count") == here.world:
+            board.set("result", [])
+        try:
+            comers = self._all_comers()
+        except Forged:
+            raise self._others() from None
+        self._key = self._key.derive(self._room.encode(), *(comer.nonce.encode() for comer in comers))
+        self.board = Board(board.store, self._key)
+        return comers
 
     def _all_comers(self) -> list[Comer]:
-        here, store = self._environment, self.store
-        while not store.check(["result"]):
+        here, board = self._environment, self.board
+        while not board.has("result"):
             if time.monotonic() > self._deadline:
-                missing = [rank for rank in range(here.world) if not store.check([f"rank/{rank}"])]
-                store.compare_set("result", "", json.dumps(missing))
+                missing = [rank for rank in range(here.world) if not board.has(_comer(rank))]
+                board.propose("result", missing)
             time.sleep(LOOK_EVERY)
-        missing = json.loads(store.get("result"))
-        found = {rank: self._comer(rank) for rank in range(here.world) if rank not in missing}
+        missing = board.get("result")
+        there = [rank for rank in range(here.world) if rank not in missing]
+        found = {rank: Comer(**each) for rank, each in zip(there, board.get_all(list(map(_comer, there))), strict=True)}
         if missing:
             if self._hosts_store:
                 time.sleep(STAY)
             raise RanksMissing(self._describe(missing, found), here.rank == min(found))
         return list(found.values())
 
-    def _comer(self, rank: int) -> Comer:
-        return Comer(**json.loads(self.store.get(f"rank/{rank}")))
+    def _others(self) -> OtherSecret:
+        """Tell all that some have another secret; who, as far as they came, in words."""
+        here, board = self._environment, self.board
+        board.store.compare_set("result", "", "[]")  # without a signature: whoever waits looks at who has come
+        came = [rank for rank in range(here.world) if board.has(_comer(rank))]
+        same, others = [here.rank], []
+        for rank in came:
+            try:
+                board.get(_comer(rank))
+                same.append(rank)
+            except Forged:
+                others.append(self._called(rank))
+        if self._hosts_store:
+            time.sleep(STAY)
+        who = ", ".join(others) if others else "another program that writes where ranks meet"
+        return OtherSecret(
+            f"rank {here.rank} on {socket.gethostname()} and {who} do not have the same secret, and only those who "
+            f"know that of a training can take part in it\n"
+            f"it was taken from {secret.origin()}, which is the same where hosts share it; else {secret.EXPORT}, and "
+            f"pass it on to all ranks (mpirun -x {secret.VARIABLE})",
+            here.rank == min(same),
+        )
+
+    def _called(self, rank: int) -> str:
+        """The name of a rank that has another secret: what it says of itself need not be true."""
+        said = unsigned(self.board.store.get(_comer(rank)))
+        host = said.get("host") if isinstance(said, dict) else None
+        is_name = isinstance(host, str) and len(host) < 100 and host.isprintable()
+        return f"rank {rank} on {host}" if is_name else f"rank {rank}"
 
     def _describe(self, missing: Sequence[int], found: dict[int, Comer]) -> str:
         here = self._environment
@@ -187,6 +247,11 @@ class Rendezvous:
             f"there were: {came}\n"
             f"look at why the others did not start, or wait longer: {PATIENCE}={2 * self._seconds:g}"
         )
+
+
+def _comer(rank: int) -> str:
+    """Where on the board a rank says who it is."""
+    return f"rank/{rank}"
 
 
 def _reason(error: Exception) -> str:
@@ -218,7 +283,36 @@ def within(seconds: float, function: Callable[[], Result], look: Callable[[], No
 
 
 def _myself(environment: Environment) -> Comer:
-    return Comer(socket.gethostname(), os.getpid(), own_address(environment.address))
+    return Comer(socket.gethostname(), os.getpid(), own_address(environment.address), secrets.token_hex(16))
+
+
+def own_door(environment: Environment) -> str:
+    """The address at which rank 0 listens: the one at which the others look for it, a number.
+
+    Nothing, and so all addresses, where that is not known: the name of a machine may mean another one to the others
+    than to itself, and the machine may have several.
+    """
+    if environment.address == "localhost":
+        return LOOPBACK
+    own = _own_numbers(environment.address)
+    if len(own) != 1:
+        return ""
+    is_sure = environment.address == own[0] or environment.local_world == environment.world
+    return own[0] if is_sure or not is_loopback(own[0]) else ""
+
+
+def is_loopback(number: str) -> bool:
+    """Whether an address leads to the machine itself."""
+    return number.startswith("127.") or number == "::1"
+
+
+def _own_numbers(host: str) -> list[str]:
+    """The addresses of this machine among those that a name means here."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return list(dict.fromkeys(str(place[0]) for family, _, _, _, place in found if _can_bind(family, place)))
 
 
 def own_address(towards: str) -> str:
@@ -234,11 +328,7 @@ def own_address(towards: str) -> str:
 
 def is_own(host: str) -> bool:
     """Whether a name or an address is that of this machine."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
+    return bool(_own_numbers(host))
 
 
 def is_taken(port: int) -> bool:

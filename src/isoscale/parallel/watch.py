@@ -7,7 +7,6 @@ next word to the others, or at the error that a broken connection gives; where i
 import os
 import selectors
 import signal
-import socket
 import sys
 import sysconfig
 import threading
@@ -20,8 +19,9 @@ from typing import Any
 import torch.distributed as dist
 
 from isoscale.errors import FAILED, PeerFailed, exit_code, message
-from isoscale.parallel.hub import BEAT, GO_ON, AwakeClock, Cause, Line
+from isoscale.parallel.hub import BEAT, GO_ON, AwakeClock, Cause, Line, knock
 from isoscale.parallel.process import end_of
+from isoscale.parallel.secret import Key
 
 REACT = 5.0
 """Seconds that the main thread has to end by itself once a cause is known."""
@@ -40,9 +40,9 @@ class Watch:
     """This rank's connection to all others."""
 
     def __init__(
-        self, rank: int, hosts: Sequence[str], hub: tuple[str, int], token: str, parent: int | None = None
+        self, rank: int, hosts: Sequence[str], hub: tuple[str, int], key: Key, parent: int | None = None
     ) -> None:
-        """Connect to the hub; `parent` is the process whose end is also ours."""
+        """Connect to the hub, which has the same key; `parent` is the process whose end is also ours."""
         self.rank, self.hosts = rank, hosts
         self.limit: float | None = None
         """Seconds without a sign of life of rank 0 after which it is taken to hang."""
@@ -66,8 +66,7 @@ class Watch:
         self._clock = AwakeClock()
         self._heard = 0.0
         self._main = threading.main_thread().ident or 0
-        self._line = Line(socket.create_connection(hub, timeout=30))
-        self._line.send(rank=rank, token=token)
+        self._line = knock(hub, rank, key)
         threading.Thread(target=self._run, name="isoscale watch", daemon=True).start()
 
     def tick(self, what: str) -> None:

@@ -4,7 +4,6 @@ Whether there are any is decided by the environment alone. A process joins once 
 """
 
 import atexit
-import json
 import math
 import os
 import sys
@@ -20,12 +19,14 @@ import torch.distributed as dist
 
 from isoscale.errors import Stopped, UserError
 from isoscale.parallel import pinning
+from isoscale.parallel.board import Board, Store, prefixed
 from isoscale.parallel.environment import Environment, find
+from isoscale.parallel.environments.base import LOOPBACK
 from isoscale.parallel.facts import Facts, of_this_rank
 from isoscale.parallel.hub import Hub
 from isoscale.parallel.preflight import Separated, cut_off, exchange_facts, first_sum, refused
 from isoscale.parallel.ranks import ALONE, Ranks
-from isoscale.parallel.rendezvous import Comer, RanksMissing, Rendezvous, Store, interface, patience, prefixed, within
+from isoscale.parallel.rendezvous import Comer, NotMet, Rendezvous, interface, own_door, patience, within
 from isoscale.parallel.sockets import open_sockets, shut
 from isoscale.parallel.watch import Watch
 
@@ -78,18 +79,18 @@ def _meet(environment: Environment, seconds: float) -> tuple[Rendezvous, list[Co
     try:
         meeting = Rendezvous(environment, seconds)
         return meeting, meeting.meet()
-    except RanksMissing as missing:
-        _is_silent = not missing.speaks
+    except NotMet as error:
+        _is_silent = not error.speaks
         raise
 
 
 def _join(environment: Environment, meeting: Rendezvous, comers: list[Comer], device_kind: str) -> _Membership:
     hosts = tuple(comer.host for comer in comers)
-    hub, watch = _start_watch(environment, meeting.store, hosts)
+    hub, watch = _start_watch(environment, meeting.board, hosts)
     local_rank = _local_rank(environment, hosts)
-    backend = _choose_backend(meeting.store, environment, device_kind, local_rank, hosts)
-    ranks = Ranks(environment.rank, environment.world, local_rank, hosts, backend, watch.tick)
-    return _Membership(ranks, watch, hub, meeting.store, os.getpid())
+    backend = _choose_backend(meeting.board, environment, device_kind, local_rank, hosts)
+    ranks = Ranks(environment.rank, environment.world, local_rank, hosts, backend, watch.tick, meeting.board.key)
+    return _Membership(ranks, watch, hub, meeting.board.store, os.getpid())
 
 
 def _connect(
@@ -98,7 +99,7 @@ def _connect(
     """Open what carries tensors, and prove that it does; or say why not."""
     ranks, watch = member.ranks, member.watch
     mine = of_this_rank(ranks.rank, ranks.hosts[ranks.rank], device_kind)
-    member.ranks = ranks = replace(ranks, facts=exchange_facts(meeting.store, mine, ranks))
+    member.ranks = ranks = replace(ranks, facts=exchange_facts(meeting.board, mine, ranks))
     _look_after_neighbour(watch, mine, ranks.facts)
 
     def look() -> None:
@@ -128,9 +129,9 @@ def _try_to_open(
 ) -> UserError | None:
     """Open the process group and use it; why that is not possible."""
     try:
-        within(seconds + BEFORE_LOOKING, lambda: _open_group(meeting.store, ranks, comers, mine), look)
+        within(seconds + BEFORE_LOOKING, lambda: _open_group(meeting.board.store, ranks, comers, mine), look)
     except TimeoutError:
-        separated = Separated(ranks, comers, prefixed("separated", meeting.another_store()))
+        separated = Separated(ranks, comers, meeting.another_board().within("separated"))
         return UserError(separated.explain(ranks, seconds, look))
     except RuntimeError as error:  # of torch, as all of its own are
         look()
@@ -138,21 +139,22 @@ def _try_to_open(
     return None
 
 
-def _start_watch(environment: Environment, store: Store, hosts: tuple[str, ...]) -> tuple[Hub | None, Watch]:
+def _start_watch(environment: Environment, board: Board, hosts: tuple[str, ...]) -> tuple[Hub | None, Watch]:
     global _is_silent
-    hub = Hub(hosts) if environment.rank == 0 else None
+    key = board.key.derive(b"hub")
+    hub = Hub(hosts, key, own_door(environment)) if environment.rank == 0 else None
     if hub is not None:
-        store.set("hub", json.dumps([hub.port, hub.token]))
-    port, token = json.loads(store.get("hub"))
-    address = "localhost" if environment.rank == 0 else environment.address
+        board.set("hub", hub.port)
+    port = board.get("hub")
+    address = environment.address if hub is None else hub.address or LOOPBACK
     try:
-        return hub, Watch(environment.rank, hosts, (address, port), token, environment.parent)
+        return hub, Watch(environment.rank, hosts, (address, port), key, environment.parent)
     except OSError as error:
         words = (
             f"rank {environment.rank} on {hosts[environment.rank]} does not reach rank 0 on {hosts[0]} at {address}, "
             f"port {port}, though it does at port {environment.port}, where ranks meet: {error.strerror or error}"
         )
-        told = cut_off(store, environment.rank, words)
+        told = cut_off(board, environment.rank, words)
         _is_silent = told is not None
         raise UserError(told or words) from None
 
@@ -164,7 +166,7 @@ def _local_rank(environment: Environment, hosts: tuple[str, ...]) -> int:
 
 
 def _choose_backend(
-    store: Store, environment: Environment, device_kind: str, local_rank: int, hosts: tuple[str, ...]
+    board: Board, environment: Environment, device_kind: str, local_rank: int, hosts: tuple[str, ...]
 ) -> str:
     """Take this rank's device; what carries tensors between devices, which a device shared by ranks cannot."""
     if device_kind not in BACKENDS:
@@ -172,8 +174,8 @@ def _choose_backend(
     module = getattr(torch, device_kind)
     module.set_device(local_rank % module.device_count())
     name = str(getattr(module.get_device_properties(), "uuid", module.current_device()))
-    store.set(f"device/{environment.rank}", f"{hosts[environment.rank]} {name}")
-    names = store.multi_get([f"device/{rank}" for rank in range(environment.world)])
+    board.set(f"device/{environment.rank}", f"{hosts[environment.rank]} {name}")
+    names = board.get_all([f"device/{rank}" for rank in range(environment.world)])
     return BACKENDS[device_kind] if len(set(names)) == len(names) else "gloo"
 
 

@@ -43,6 +43,16 @@ class LoadedRecipe:
         section = self.recipe.sweep.model_dump(exclude_defaults=True)
         return replace(self, values={**self.values, SECTION: section}) if section else self
 
+    def as_dict(self) -> dict[str, Any]:
+        """In plain values, for other ranks."""
+        return {"values": self.with_sweep().values, "origins": self.origins, "name": self.name, "notes": self.notes}
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> "LoadedRecipe":
+        """As rank 0 told it."""
+        values = {key: value for key, value in told["values"].items() if key != SECTION}
+        return cls(**{**told, "values": values}, recipe=Recipe.model_validate(told["values"]))
+
     def to_yaml(self) -> str:
         """The resolved recipe, each value with its origin behind it; reads back as the same recipe."""
         from isoscale.recipe.yaml_writer import write_yaml

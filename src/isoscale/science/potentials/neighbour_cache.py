@@ -157,8 +157,8 @@ def _write(systems: dict[str, SortedSystem], cutoff: float, ranks: Together, asi
     """Look at all frames, lay files out, fill them, and give them their names: each step by all ranks."""
     keys, listed = list(systems), list(systems.values())
     mine = list(shares([len(system) for system in listed], ranks))
-    looked = ranks.hear([(number, look(listed[number], cutoff, *cut)) for number, *cut in mine], "neighbours")
-    seen = _together([each for one in looked for each in one])
+    looked = ranks.hear([(number, tuple(look(listed[number], cutoff, *cut))) for number, *cut in mine], "neighbours")
+    seen = _together([(number, Seen(*found)) for one in looked for number, found in one])
 
     def lay_out() -> None:
         for number, system in enumerate(listed):

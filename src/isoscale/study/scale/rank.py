@@ -46,7 +46,8 @@ def measure(path: Path, num_ranks: int, repeat: int) -> None:
     """
     ranks = world.join(accelerators.find().kind)
     with world.guarded():
-        study = ranks.tell(Study.read(path) if ranks.is_first else None, "the study")
+        found = Study.read(path).as_dict() if ranks.is_first else None
+        study = Study.from_dict(path, ranks.tell(found, "the study"))
     if (repeat, num_ranks) not in study.missing:
         return
     recipe = load_recipe(study.recipe).recipe
@@ -104,7 +105,8 @@ def _measured(session: Session, steps: int | None, num_ranks: int, repeat: int) 
 def _engine(session: Session) -> Engine:
     """An engine of several ranks that writes nothing, at the beginning of its training."""
     recipe, ranks = session.recipe, session.ranks
-    decided = ranks.tell(Decisions.make(session.settings, ranks.world) if ranks.is_first else None, "what was decided")
+    mine = Decisions.make(session.settings, ranks.world).as_dict() if ranks.is_first else None
+    decided = Decisions.from_dict(ranks.tell(mine, "what was decided"))
     engine = Engine(session.settings, decided, Observers([]), ranks=ranks, saving=False)
     torch.manual_seed(derive_key(recipe.seed, "initial weights")[0])
     transforms = [instantiate(transform) for transform in recipe.data.transforms]

@@ -113,9 +113,7 @@ class Study:
         """The study in a directory."""
         file = path / "scale.json"
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-            found = [Measurement(**entry) for entry in values.pop("measurements")]
-            return cls(path=path, measurements=found, **values)
+            return cls.from_dict(path, json.loads(file.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise UserError(
                 f"there is no {file}; `isoscale scale RECIPE --ranks 1,2,4` begins a study, and says where it is"
@@ -125,9 +123,17 @@ class Study:
 
     def write(self) -> None:
         """Put scale.json in its directory."""
-        values = {key: value for key, value in asdict(self).items() if key != "path"}
         with failures_in_words(self.path / "scale.json"):
-            write_aside(self.path / "scale.json", json.dumps(values, indent=1))
+            write_aside(self.path / "scale.json", json.dumps(self.as_dict(), indent=1))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What scale.json holds."""
+        return {key: value for key, value in asdict(self).items() if key != "path"}
+
+    @classmethod
+    def from_dict(cls, path: Path, values: dict[str, Any]) -> Self:
+        """The study in a directory whose scale.json holds this."""
+        return cls(path=path, **{**values, "measurements": [Measurement(**entry) for entry in values["measurements"]]})
 
     def remove(self) -> None:
         """Delete the directory."""

@@ -1,4 +1,4 @@
-"""Plain Python data as JSON with its tensors aside: what a checkpoint can hold of what people keep in attributes."""
+"""Plain Python data as JSON with its tensors aside: what checkpoints hold and ranks send of what people keep."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
