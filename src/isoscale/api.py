@@ -36,7 +36,7 @@ from isoscale.observe.waiting import Waiting
 from isoscale.opening import open_session
 from isoscale.recipe.components import instantiate
 from isoscale.recipe.components import resolve as resolve_class
-from isoscale.recipe.load import LoadedRecipe, load_recipe
+from isoscale.recipe.load import LoadedRecipe
 from isoscale.recipe.schema import Recipe
 from isoscale.run import Run
 from isoscale.session import Given
@@ -47,20 +47,23 @@ def train(
     run: str | Path | None = None,
     *,
     profile: bool = False,
+    trust: bool = False,
     **overrides: Any,
 ) -> Run:
     """Train a recipe: a preset's name, a file or a dict, with overrides such as `**{"train.epochs": 3}`.
 
     With `run`, the run in that directory is continued if there is one. With `profile`, it is shown where time went.
+    With `trust`, a run of somebody else may name any class.
     """
-    session = open_session(recipe, overrides, run, profile=profile).train()
+    session = open_session(recipe, overrides, run, profile=profile, trust=trust).train()
     assert session.where is not None
-    return Run(session.where)
+    return Run(session.where, trust=trust)
 
 
 def develop(
-    recipe: str | Path | dict[str, Any] | None, overrides: Any, num_batches: int, profile: bool = False
-) -> dict[str, float]:
+    recipe: str | Path | dict[str, Any] | None, overrides: Any, num_batches: int, profile: bool = False,
+    trust: bool = False,
+) -> dict[str, float]:  # fmt: skip
     """A few batches of everything (training, validation, test), nothing saved: does it run at all?"""
     few = {f"train.limit_{role}_batches": num_batches for role in ("train", "val", "test")}
     given = (
@@ -69,7 +72,7 @@ def develop(
         else [f"{key}={value}" for key, value in overrides.items()]
     )
     limits = [f"{key}={value}" for key, value in {**few, "train.epochs": 1, "observe.every": 1}.items()]
-    session = open_session(recipe, given + limits, None, save=False, profile=profile).train()
+    session = open_session(recipe, given + limits, None, save=False, profile=profile, trust=trust).train()
     return {**session.engine.progress.values, **session.tested}
 
 
@@ -118,7 +121,7 @@ class _Application:
     """A finished run's task on the device, ready to be applied to data."""
 
     def __init__(self, run: Run, checkpoint: str | None, data: Any, role: str, device: str) -> None:
-        self.loaded: LoadedRecipe = load_recipe(run.directory.recipe)
+        self.loaded: LoadedRecipe = run.to_build()
         recipe = self.loaded.recipe
         self.settings = Settings(seed=recipe.seed, train=recipe.train, data=recipe.data)
         decided = run.record["decided"]
@@ -247,7 +250,7 @@ def other_systems(run: Run, paths: Sequence[str]) -> Sources:
     """Other systems of atoms than those of a run, read as its own are."""
     from isoscale.science.potentials import AtomicSystems
 
-    if not _learns_from_atoms(load_recipe(run.directory.recipe, check_components=False).recipe):
+    if not _learns_from_atoms(run.to_build().recipe):
         raise UserError(f"--systems is for runs that learn from systems of atoms, and {run.path} learns from others")
     return AtomicSystems(test=list(paths))
 

@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from isoscale._version import __version__
 from isoscale.api import example
 from isoscale.engine.checkpoint import read_weights
+from isoscale.engine.seal import is_sealed, seal
 from isoscale.engine.state import copy_weights
 from isoscale.errors import UserError
 from isoscale.recipe.components import instantiate, task_spec
 from isoscale.recipe.load import load_recipe
+from isoscale.recipe.problems import RecipeError
+from isoscale.recipe.trust import problems_of_foreign
 from isoscale.run import Run
 
 NUM_EXAMPLES = 2
@@ -65,14 +68,23 @@ def export(run: str | Path | Run, path: str | Path, checkpoint: str | None = Non
     return writer(found, target, checkpoint)
 
 
-def load_task(path: Path) -> nn.Module:
-    """The task in a .safetensors file that `export` wrote, with its weights, on the CPU."""
+def load_task(path: Path, trust: bool = False) -> nn.Module:
+    """The task in a .safetensors file that `export` wrote, with its weights, on the CPU.
+
+    A file that this user has not written may name only what is known to be harmless, unless it is to be trusted.
+    """
     with safe_open(path, "pt") as file:
-        recipe = (file.metadata() or {}).get("recipe")
+        metadata = file.metadata() or {}
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    recipe = metadata.get("recipe")
     if recipe is None:
         raise UserError(f"{path} does not say what network its weights belong to: `isoscale export` did not write it")
-    return with_weights(instantiate(task_spec(load_recipe(json.loads(recipe)).recipe.task)), weights)
+    loaded = load_recipe(json.loads(recipe))
+    if not trust and not is_sealed(recipe, metadata.get("seal", "")):
+        problems = problems_of_foreign(loaded.values, [path])
+        if problems:
+            raise RecipeError([replace(problem, origin=str(path)) for problem in problems])
+    return with_weights(instantiate(task_spec(loaded.recipe.task)), weights)
 
 
 def with_weights(task: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
@@ -144,10 +156,13 @@ WRITERS: dict[str, Callable[[Run, Path, str | None], Exported]] = {
 
 def _metadata(run: Run, checkpoint: str | None) -> dict[str, str]:
     """What every file says about itself."""
-    loaded = load_recipe(run.directory.recipe, check_components=False)
+    loaded = run.to_build()
     step = int(run.checkpoint(checkpoint).name.removeprefix("step_"))
     values = {key: value for key, value in loaded.values.items() if key != "sweep"}
-    return {"isoscale": __version__, "run": run.path.name, "step": str(step), "recipe": json.dumps(values)}
+    recipe = json.dumps(values)
+    return {
+        "isoscale": __version__, "run": run.path.name, "step": str(step), "recipe": recipe, "seal": seal(recipe)
+    }  # fmt: skip
 
 
 def _network(run: Run, checkpoint: str | None) -> _Network:

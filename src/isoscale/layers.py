@@ -23,6 +23,7 @@ from isoscale.observe.events import Layer
 from isoscale.recipe.components import data_spec, instantiate, task_spec
 from isoscale.recipe.load import LoadedRecipe, load_recipe
 from isoscale.recipe.schema import Recipe
+from isoscale.recipe.trust import Trust
 from isoscale.run import Run
 
 _CPU = accelerators.find("cpu")
@@ -38,13 +39,13 @@ class Described:
     """Why no shapes are known; empty where they are."""
 
 
-def layers_of_run(run: Run, overrides: Sequence[str] = ()) -> Described:
+def layers_of_run(run: Run, overrides: Sequence[str] = (), trust: Trust = Trust.PROJECT) -> Described:
     """As they were seen when the run began, or those of its recipe where something in it is changed."""
     recorded, given = run.record.get("layers"), run.record.get("given")
     if given and (overrides or not recorded):
         raise UserError(f"the task of this run, {given}, was given in Python, and no recipe can make or change it")
     if overrides or not recorded:
-        described = layers_of_recipe(load_recipe(run.directory.recipe, overrides, check_components=True))
+        described = layers_of_recipe(load_recipe(run.directory.recipe, overrides, check_components=True, trust=trust))
         return replace(described, name=run.path.name)
     layers = [Layer(**{**layer, "shape": layer["shape"] and tuple(layer["shape"])}) for layer in recorded]
     seen = any(layer.shape is not None for layer in layers)

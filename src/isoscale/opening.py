@@ -11,7 +11,8 @@ from isoscale.launch import stretches
 from isoscale.parallel import environment, preflight, world
 from isoscale.recipe.compare import describe, differences, harmful
 from isoscale.recipe.importing.reading import split
-from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved
+from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, to_build
+from isoscale.recipe.trust import Trust
 from isoscale.session import Given, Session
 
 SOURCE_TYPES = str | Path | dict[str, Any] | None
@@ -19,19 +20,22 @@ SOURCE_TYPES = str | Path | dict[str, Any] | None
 
 def open_session(
     source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None = None, save: bool = True,
-    profile: bool = False,
+    profile: bool = False, trust: bool = False,
 ) -> Session:  # fmt: skip
-    """Find the run that is meant, or plan a new one; where several ranks train together, the first one does it."""
+    """Find the run that is meant, or plan a new one; where several ranks train together, the first one does it.
+
+    It is also the first one that looks who has chosen the classes to be built; `trust` says that it may be anybody.
+    """
     ranks = world.join(accelerators.find().kind)
     if ranks.alone:
-        session = _opened(source, overrides, run, given, save, profile)
+        session = _opened(source, overrides, run, given, save, profile, trust)
         session.notes += [note] if (note := environment.find().note) else []
         session.where = session.directory.path if session.directory else None
         return session
     with world.guarded():
         asked = [*["--profile"] * profile, *([type(given.task).__qualname__] if given else [])]
         preflight.check_words(ranks, source, overrides, asked)
-        found = _opened(source, overrides, run, given, save, profile) if ranks.is_first else None
+        found = _opened(source, overrides, run, given, save, profile, trust) if ranks.is_first else None
         told = found and (found.loaded.as_dict(), found.directory and found.directory.path, _num_threads(found))
         values, where, threads = ranks.tell(told, "the recipe")
         loaded = found.loaded if found else LoadedRecipe.from_dict(values)
@@ -51,32 +55,34 @@ def _num_threads(session: Session) -> int | None:
 
 
 def _opened(
-    source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None, save: bool, profile: bool
-) -> Session:
-    session = _found(source, overrides, run, given, save, profile)
+    source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None, save: bool, profile: bool,
+    trust: bool,
+) -> Session:  # fmt: skip
+    session = _found(source, overrides, run, given, save, profile, Trust.of(trust))
     session.notes += [note] if (note := session.loaded.sweep_note) else []
     session.notes += session.loaded.notes
     return session
 
 
 def _found(
-    source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None, save: bool, profile: bool
-) -> Session:
+    source: SOURCE_TYPES, overrides: Any, run: str | Path | None, given: Given | None, save: bool, profile: bool,
+    trust: Trust,
+) -> Session:  # fmt: skip
     directory = RunDirectory(Path(run)) if run is not None else None
     check = given is None
     if directory is not None and directory.exists:
-        return _continued(source, overrides, directory, given, profile)
+        return _continued(source, overrides, directory, given, profile, trust)
     if directory is not None and directory.path.exists() and not directory.path.is_dir():
         raise UserError(f"{directory.path} is a file, and a run needs a directory; choose another one with --run DIR")
     if directory is not None and directory.path.exists() and not directory.is_free:
         raise UserError(f"{directory.path} is not empty and holds no run; choose another directory with --run DIR")
-    loaded = load_recipe(source, overrides, check_components=check)
+    loaded = to_build(load_recipe(source, overrides, check_components=check, trust=trust), trust)
     if not save:
         return Session(loaded, None, given=given, profile=profile)
     job = stretches.slurm_job()
     interrupted = _interrupted(source, overrides, loaded.name, job, given) if directory is None and job else None
     if interrupted is not None:
-        return _continued(source, overrides, interrupted, given, profile)
+        return _continued(source, overrides, interrupted, given, profile, trust)
     return Session(loaded, directory or RunDirectory.fresh(loaded.name, job), given=given, profile=profile)
 
 
@@ -102,7 +108,7 @@ def _first_world(record: dict[str, Any]) -> int | None:
 
 
 def _continued(
-    source: SOURCE_TYPES, overrides: Any, directory: RunDirectory, given: Given | None, profile: bool
+    source: SOURCE_TYPES, overrides: Any, directory: RunDirectory, given: Given | None, profile: bool, trust: Trust
 ) -> Session:
     """Continue a run, refusing changes that would make it another one."""
     record = directory.read()
@@ -121,8 +127,9 @@ def _continued(
     stored = load_resolved(directory.recipe)
     wanted = load_recipe(
         directory.recipe if source is None else source, overrides, check_components=given is None,
-        world=_first_world(record),
+        world=_first_world(record), trust=trust,
     )  # fmt: skip
+    to_build(wanted, trust)
     changes = [change for change in differences(stored.values, wanted.values) if change.path != ("name",)]
     refused = harmful(changes)
     if refused:

@@ -4,7 +4,7 @@ import json
 import shlex
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -16,15 +16,24 @@ from isoscale.engine.state import load_weights
 from isoscale.errors import UserError
 from isoscale.observe.metric_log import history, last_values, read_metrics
 
+if TYPE_CHECKING:
+    from isoscale.recipe.load import LoadedRecipe
+
 
 class Run:
     """The training in a directory."""
 
-    def __init__(self, path: str | Path, task: nn.Module | None = None, data: Any = None) -> None:
-        """The run in `path`; `task` and `data` where they were given in Python rather than by a recipe."""
+    def __init__(
+        self, path: str | Path, task: nn.Module | None = None, data: Any = None, *, trust: bool = False
+    ) -> None:
+        """The run in `path`; `task` and `data` where they were given in Python rather than by a recipe.
+
+        What a run of somebody else names is built only where it is known to be harmless, or with `trust`.
+        """
         self.directory = RunDirectory(Path(path))
         self._task = task
         self._data = data
+        self._trust = trust
         if _is_sweep(self.directory.path):
             raise UserError(f"{path} is a sweep of many runs: `isoscale runs list {shlex.quote(str(path))}` shows them")
         if not self.directory.exists:
@@ -36,20 +45,21 @@ class Run:
         return RunDirectory(Path(path)).exists
 
     @classmethod
-    def load(cls, path: str | Path) -> "Run":
+    def load(cls, path: str | Path, *, trust: bool = False) -> "Run":
         """The run in a directory."""
-        return cls(path)
+        return cls(path, trust=trust)
 
     @classmethod
-    def find(cls, name: str | None = None) -> "Run":
+    def find(cls, name: str | None = None, *, trust: bool = False) -> "Run":
         """A run by path, by its name below `runs`, or the newest one there."""
         if name is not None:
             candidates = [Path(name), ROOT / name]
-            return cls(next((path for path in candidates if cls.exists(path) or _is_sweep(path)), candidates[0]))
+            path = next((path for path in candidates if cls.exists(path) or _is_sweep(path)), candidates[0])
+            return cls(path, trust=trust)
         runs = cls.all()
         if not runs:
             raise UserError("there is no run yet in the folder `runs`; start one with `isoscale train`")
-        return runs[-1]
+        return cls(runs[-1].path, trust=trust)
 
     @classmethod
     def all(cls, root: Path = ROOT) -> list["Run"]:
@@ -154,7 +164,7 @@ class Run:
             copy = deepcopy(own)
         except Exception:  # not every module can be copied
             copy = own
-        return Run(self.path, copy, self._data).live_task(checkpoint).eval()
+        return Run(self.path, copy, self._data, trust=self._trust).live_task(checkpoint).eval()
 
     def live_task(self, checkpoint: str | None = None) -> nn.Module:
         """The same, but the very task that was given in Python, so that its hooks reach those who look at it."""
@@ -169,20 +179,25 @@ class Run:
         give_attributes(task, state[0].get("extra", {}), state[1]["extra"])
         return task
 
+    def to_build(self) -> "LoadedRecipe":
+        """The recipe, all of which may be built; else an error says what a stranger has chosen."""
+        from isoscale.recipe.load import load_resolved, to_build
+        from isoscale.recipe.trust import Trust
+
+        return to_build(load_resolved(self.directory.recipe), Trust.of(self._trust))
+
     def data(self) -> Any:
         """The data of the run: as it was given in Python, or built anew from the recipe."""
         from isoscale.recipe.components import data_spec, instantiate
-        from isoscale.recipe.load import load_recipe
 
         if self._data is not None:
             return self._data
         if self.record.get("given"):
             raise UserError("the data of this run was given in Python; give it again: isoscale.test(run, data=...)")
-        return instantiate(data_spec(load_recipe(self.directory.recipe).recipe.data))
+        return instantiate(data_spec(self.to_build().recipe.data))
 
     def _rebuilt(self) -> nn.Module:
         from isoscale.recipe.components import instantiate, task_spec
-        from isoscale.recipe.load import load_recipe
 
         given = self.record.get("given")
         if given:
@@ -190,7 +205,7 @@ class Run:
                 f"the task of this run, {given}, was given in Python; make it again and load it with "
                 f"isoscale.Run(path, task=...).model()"
             )
-        task: nn.Module = instantiate(task_spec(load_recipe(self.directory.recipe).recipe.task))
+        task: nn.Module = instantiate(task_spec(self.to_build().recipe.task))
         return task
 
     def summary(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from isoscale.cli import complete
+from isoscale.cli.arguments import Trust
 from isoscale.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def test(
     checkpoint: CHECKPOINT = None,
     role: ROLE = "test",
     systems: SYSTEMS = None,
+    trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Measure a run's weights on its test data, or on other systems of atoms."""
@@ -49,7 +51,7 @@ def test(
     from isoscale.api import measure, other_systems
     from isoscale.run import Run
 
-    found = Run.find(run)
+    found = Run.find(run, trust=trust)
     measured = measure(found, checkpoint, other_systems(found, paths) if paths else None, role)
     if as_json:
         print_json(measured.metrics)
@@ -101,6 +103,7 @@ def predict(
     checkpoint: CHECKPOINT = None,
     role: Annotated[Literal["train", "val", "test", "predict"], typer.Option(help="Which part of the data.")] = "test",
     systems: SYSTEMS = None,
+    trust: Trust = False,
 ) -> None:
     """Write what a run's weights predict, one row a sample, in the order of the data."""
     paths = _paths(context, systems, role != "test")
@@ -108,7 +111,7 @@ def predict(
     from isoscale.api import predict as apply
     from isoscale.run import Run
 
-    found = Run.find(run)
+    found = Run.find(run, trust=trust)
     target = out or found.path / "predictions.npz"
     folder = _checked_folder(target)
     if paths:

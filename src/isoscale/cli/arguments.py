@@ -19,6 +19,10 @@ Overrides = Annotated[
     ),
 ]
 
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Build whatever a run of somebody else names: it may run any code.")
+]
+
 
 def sort_out(recipe: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
     """Recipe and overrides, where the first word may be either."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isoscale.cli import complete, data_files, data_systems
+from isoscale.cli.arguments import Trust
 from isoscale.cli.data_words import progress, split_words
 from isoscale.cli.output import print_json
 
@@ -112,6 +113,7 @@ def info(
     path: Annotated[
         str | None, typer.Option("--path", metavar="DIR", help="Where a data set's files lie, if not as usual.")
     ] = None,
+    trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Say what data there is: samples, shapes, types, values, classes, and whether the files are right."""
@@ -130,7 +132,10 @@ def info(
         _show_files([name, *(overrides or [])], as_json)
         return
     is_recipe = name not in CATALOG and ("/" in name or "." in name)
-    described = _recipe_facts(name, overrides or []) if is_recipe else _published_facts(_entry(name, ANYTHING), path)
+    if is_recipe:
+        described = _recipe_facts(name, overrides or [], trust)
+    else:
+        described = _published_facts(_entry(name, ANYTHING), path)
     if "systems" in described:
         data_systems.show(described, as_json)
     elif as_json:
@@ -231,12 +236,14 @@ def _published_facts(entry: "Entry", path: str | None) -> dict[str, Any]:
     return facts
 
 
-def _recipe_facts(name: str, overrides: list[str]) -> dict[str, Any]:
+def _recipe_facts(name: str, overrides: list[str], is_trusted: bool) -> dict[str, Any]:
+    from isoscale.recipe import trust
     from isoscale.recipe.components import data_spec, instantiate
     from isoscale.recipe.load import load_recipe
     from isoscale.science.potentials import AtomicSystems
 
-    loaded = load_recipe(name, overrides, check_components=True)
+    trusted = trust.Trust.ALL if is_trusted else trust.Trust.PROJECT
+    loaded = load_recipe(name, overrides, check_components=True, trust=trusted)
     data = instantiate(data_spec(loaded.recipe.data))
     facts = {"name": loaded.name, "title": f"the data of {name}: {loaded.recipe.data.class_}"}
     if isinstance(data, AtomicSystems):

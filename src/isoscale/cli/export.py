@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from isoscale.cli.apply import CHECKPOINT, RUN
+from isoscale.cli.arguments import Trust
 
 
 def export(
@@ -16,18 +17,19 @@ def export(
     ],
     run: RUN = None,
     checkpoint: CHECKPOINT = None,
+    trust: Trust = False,
 ) -> None:
     """Write a run's network to one file, for use elsewhere."""
     from isoscale.exporting import export as write
     from isoscale.run import Run
 
-    found = Run.find(run)
+    found = Run.find(run, trust=trust)
     caution = found.caution(checkpoint)
     if caution is not None:
         print(caution, file=sys.stderr)
     written = write(found, out, checkpoint)
     print(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {out}")
-    facts = {name: text for name, text in written.metadata.items() if name not in ("recipe", "run", "step")}
+    facts = {name: text for name, text in written.metadata.items() if name not in ("recipe", "run", "step", "seal")}
     for name, text in facts.items():
         print(f"  {name}: {text}")
     for note in written.notes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isoscale.cli import complete
+from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.output import print_json
 from isoscale.cli.recipe_import import import_parameters
 
@@ -64,10 +65,11 @@ def show(
 
 @app.command()
 def check(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
-    """Check a recipe, its classes and their arguments, without training."""
+    """Check a recipe, its classes and their arguments, without training; code of the recipe's own is read, not run."""
     from isoscale.recipe.load import load_recipe
+    from isoscale.recipe.trust import Trust
 
-    loaded = load_recipe(recipe, overrides or (), check_components=True)
+    loaded = load_recipe(recipe, overrides or (), check_components=True, trust=Trust.CHECKED)
     typer.echo(f"{loaded.name}: ok")
 
 
@@ -82,12 +84,13 @@ def model(
         int | None,
         typer.Option("--depth", min=1, metavar="N", help="Layers inside layers, N levels; by default what fits."),
     ] = None,
+    trust: TrustOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every layer as JSON.")] = False,
 ) -> None:
     """Show the layers of a recipe's model: type, output, parameters and size."""
     from dataclasses import replace
 
-    described = _described(recipe, overrides or [])
+    described = _described(recipe, overrides or [], trust)
     if depth is not None:
         described = replace(described, layers=[layer for layer in described.layers if layer.depth <= depth])
     if as_json:
@@ -96,15 +99,17 @@ def model(
         _print_layers(described, MOST_ROWS if depth is None else len(described.layers))
 
 
-def _described(recipe: str, overrides: list[str]) -> "Described":
+def _described(recipe: str, overrides: list[str], is_trusted: bool) -> "Described":
     from isoscale.engine.run_directory import ROOT
     from isoscale.layers import layers_of_recipe, layers_of_run
     from isoscale.recipe.load import load_recipe
+    from isoscale.recipe.trust import Trust
     from isoscale.run import Run
 
+    trust = Trust.ALL if is_trusted else Trust.PROJECT
     if Run.exists(recipe) or Run.exists(Path(ROOT) / recipe):
-        return layers_of_run(Run.find(recipe), overrides)
-    return layers_of_recipe(load_recipe(recipe, overrides, check_components=True))
+        return layers_of_run(Run.find(recipe), overrides, trust)
+    return layers_of_recipe(load_recipe(recipe, overrides, check_components=True, trust=trust))
 
 
 def _as_json(described: "Described") -> dict[str, Any]:

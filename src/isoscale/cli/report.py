@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from isoscale.cli import complete
+from isoscale.cli.arguments import Trust
 
 
 def report(
@@ -23,6 +24,7 @@ def report(
     figures: Annotated[
         bool, typer.Option("--figures/--no-figures", help="Apply the best weights to the data and show the results.")
     ] = True,
+    trust: Trust = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write one page about a run: curves, figures, settings, environment, how to reproduce it."""
@@ -35,7 +37,7 @@ def report(
     if runs and len(runs) > 1:
         names = shlex.join(runs)
         raise UserError(f"a report is about one run; to see several side by side: isoscale compare {names}")
-    found = Run.find(runs[0] if runs else None)
+    found = Run.find(runs[0] if runs else None, trust=trust)
     target = out or found.path / "report.html"
     write_report(found, target, role if figures else None)
     print(f"written to {target}")

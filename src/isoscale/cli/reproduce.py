@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from isoscale.cli import complete
+from isoscale.cli.arguments import Trust
 from isoscale.cli.output import print_json
 
 
@@ -18,6 +19,7 @@ def reproduce(
     steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="So many steps; by default up to the run's second log.")
     ] = None,
+    trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Train the first steps of a run again and compare what it logged.
@@ -28,7 +30,7 @@ def reproduce(
     from isoscale.study.reproduce import reproduce as train_again
     from isoscale.study.reproduce import text
 
-    found = train_again(Run.find(run), steps)
+    found = train_again(Run.find(run, trust=trust), steps)
     if as_json:
         print_json(found.as_dict())
     else:

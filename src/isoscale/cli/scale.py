@@ -8,11 +8,13 @@ import typer
 
 from isoscale import early_stop
 from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
+from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
 from isoscale.cli.output import print_json
 from isoscale.errors import INTERRUPTED, UserError
 
 if TYPE_CHECKING:
+    from isoscale.recipe.trust import Trust
     from isoscale.study.scale.job import Request
     from isoscale.study.scale.study import Question, Study
 
@@ -42,6 +44,7 @@ def scale(
     slurm: Annotated[
         bool, typer.Option("--slurm", rich_help_panel=CLUSTER, help="Measure in a Slurm job, and wait for it.")
     ] = False,
+    trust: TrustOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --slurm: print the script of the job, and submit nothing.")
     ] = False,
@@ -56,6 +59,7 @@ def scale(
 
     Each number of ranks trains the recipe's first steps, several times in turn, without evaluations and checkpoints.
     """
+    from isoscale.recipe.trust import Trust
     from isoscale.study.scale.study import Question
 
     if measure is not None:
@@ -67,15 +71,15 @@ def scale(
                "--slurm": slurm or None}  # fmt: skip
         _refuse(new, f"is for a new study, and {run} holds one: leave it out to complete that one, or choose another "
                      "directory with --run DIR")  # fmt: skip
-        _go_on(run, as_json)
+        _go_on(run, as_json, trust)
         return
     counts = _counts(ranks)
     recipe, words = sort_out(recipe, overrides)
     question = Question("weak" if weak else "strong", counts, repeats or REPEATS, steps)
     if slurm:
-        _measure_in_job(recipe, words, question, run, job, dry_run, as_json)
+        _measure_in_job(recipe, words, question, run, job, Trust.CHECKED if dry_run else Trust.of(trust), as_json)
     else:
-        _measure_here(recipe, words, question, run, as_json)
+        _measure_here(recipe, words, question, run, as_json, Trust.of(trust))
 
 
 def _check_job_options(slurm: bool, given: list[str]) -> None:
@@ -112,14 +116,16 @@ def _counts(text: str | None) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def _measure_here(recipe: str | None, words: list[str], question: "Question", run: Path | None, as_json: bool) -> None:
+def _measure_here(
+    recipe: str | None, words: list[str], question: "Question", run: Path | None, as_json: bool, trust: "Trust"
+) -> None:
     from isoscale.launch.local import check_alone
     from isoscale.recipe.load import load_recipe
     from isoscale.study.scale import local as scale_local
     from isoscale.study.scale.study import begin, check
 
     check_alone("scale starts its ranks")
-    loaded = load_recipe(recipe, words, check_components=True)
+    loaded = load_recipe(recipe, words, check_components=True, trust=trust)
     check(loaded.recipe, question)
     warning = scale_local.warning(loaded.recipe, question.ranks[-1])
     if warning is not None:
@@ -140,21 +146,23 @@ def _complete_here(study: "Study", as_json: bool) -> None:
 
 
 def _measure_in_job(
-    recipe: str | None, words: list[str], question: "Question", run: Path | None, job: JobOptions, dry_run: bool,
+    recipe: str | None, words: list[str], question: "Question", run: Path | None, job: JobOptions, trust: "Trust",
     as_json: bool,
 ) -> None:  # fmt: skip
     from isoscale.launch.submission import is_own_environment
-    from isoscale.recipe.load import load_recipe
+    from isoscale.recipe.load import load_recipe, to_build
+    from isoscale.recipe.trust import Trust
     from isoscale.study.scale.job import Request
     from isoscale.study.scale.study import begin, check, planned
 
     of_recipe = load_recipe(recipe, words).recipe
     check(of_recipe, question)
     request = Request.make(of_recipe.launch, job.cluster, job.as_keys(), question.ranks[-1])
-    loaded = load_recipe(recipe, words, check_components=is_own_environment(request.launch))
-    if dry_run:
+    loaded = load_recipe(recipe, words, check_components=is_own_environment(request.launch), trust=trust)
+    if trust is Trust.CHECKED:
         print(request.job(planned(loaded, question, run)).script(), end="")
         return
+    to_build(loaded, trust)
     _submit_and_wait(begin(loaded, question, run), request, as_json)
 
 
@@ -180,14 +188,17 @@ def _submit_and_wait(study: "Study", request: "Request", as_json: bool) -> None:
         )
 
 
-def _go_on(path: Path, as_json: bool) -> None:
+def _go_on(path: Path, as_json: bool, is_trusted: bool) -> None:
     """Show a study, and measure what is missing where nobody is about to."""
+    from isoscale.engine.run_directory import RunDirectory
     from isoscale.launch.local import check_alone
     from isoscale.recipe.schema import Launch
     from isoscale.study.scale import job as scale_job
     from isoscale.study.scale.study import Study
 
     study = Study.read(path)
+    if is_trusted:
+        RunDirectory(path).adopt()
     if not study.missing:
         _show(study, as_json)
     elif study.job is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
+from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.job_options import JobOptions, with_job_options
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def submit(
         Literal["main", "collect", "workers"] | None, typer.Option("--log", help="As for train: whose lines are kept.")
     ] = None,
     log_file: Annotated[Path | None, typer.Option("--log-file", metavar="PATH", help="As for train.")] = None,
+    trust: TrustOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script of the job, and submit nothing.")
     ] = False,
@@ -40,6 +42,7 @@ def submit(
 ) -> None:
     """Train a recipe as a Slurm job, or continue a run; a job that reaches its time limit goes on by itself."""
     from isoscale.launch.submission import plan
+    from isoscale.recipe.trust import Trust
 
     recipe, changes = sort_out(recipe, overrides)
     said = {"--log-level": log_level, "--log-format": log_format, "--log": log, "--log-file": log_file}
@@ -47,7 +50,7 @@ def submit(
     words += [word for name, value in said.items() if value is not None for word in (name, str(value))]
     submission = plan(
         recipe, changes, job.as_keys(), num_gpus=job.num_gpus, cluster=job.cluster, run=run, words=words,
-        command=["isoscale", *sys.argv[1:]],
+        command=["isoscale", *sys.argv[1:]], trust=Trust.CHECKED if dry_run else Trust.of(trust),
     )  # fmt: skip
     if submission.loaded.sweep_note is not None:
         print(submission.loaded.sweep_note, file=sys.stderr)

@@ -10,11 +10,13 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.cli.arguments import OptionalRecipe, sort_out
+from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
 from isoscale.cli.output import print_columns
 
 if TYPE_CHECKING:
     from isoscale.launch.job_script import Job
+    from isoscale.recipe.trust import Trust
     from isoscale.study.sweep.job import Request
     from isoscale.study.sweep.plan import Plan, Point, Sweep
     from isoscale.study.sweep.states import State
@@ -46,6 +48,7 @@ def sweep(
         int | None, typer.Option(min=1, metavar="N", help="Processes of each point on this machine, as for train.")
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="With --run: only the points that failed.")] = False,
+    trust: TrustOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the points, or with --slurm the script, and start nothing.")
     ] = False,
@@ -60,6 +63,7 @@ def sweep(
     job: JobOptions,
 ) -> None:
     """Train a recipe with many settings: each point is a run of its own, here or on Slurm; or continue a sweep."""
+    from isoscale.recipe.trust import Trust
     from isoscale.study.sweep.job import Request
     from isoscale.study.sweep.plan import Sweep, check_new, reopen
 
@@ -67,14 +71,22 @@ def sweep(
     _check_options(slurm, {"--workers": workers, "--devices": devices}, {"--at-once": at_once}, job)
     command = ["isoscale", *sys.argv[1:]]
     request = Request(job.as_keys(), job.num_gpus, job.cluster, at_once, command) if slurm else None
+    whose = Trust.CHECKED if dry_run else Trust.of(trust)
     if run is not None and Sweep.exists(run):
-        _continue(reopen(run, recipe, words), failed, request, workers or 1, devices or 1, dry_run)
+        _continue(reopen(run, recipe, words, whose), failed, request, workers or 1, devices or 1, dry_run)
         return
     if failed:
         _refuse("--failed trains the failed points of a sweep again; say which one with --run DIR")
     if run is not None:
         check_new(run)
-    _begin(_planned(recipe, words, command, request, devices or 1), run, request, workers or 1, devices or 1, dry_run)
+    _begin(
+        _planned(recipe, words, command, request, devices or 1, whose),
+        run,
+        request,
+        workers or 1,
+        devices or 1,
+        dry_run,
+    )
 
 
 def _check_options(slurm: bool, here: dict[str, int | None], there: dict[str, int | None], job: JobOptions) -> None:
@@ -94,15 +106,15 @@ def _refuse(text: str) -> None:
 
 
 def _planned(
-    recipe: str | None, words: list[str], command: list[str], request: "Request | None", devices: int
+    recipe: str | None, words: list[str], command: list[str], request: "Request | None", devices: int, trust: "Trust"
 ) -> "Plan":
     from isoscale.recipe.load import load_recipe
     from isoscale.study.sweep.plan import plan, with_lists
 
     if request is None:
-        return plan(recipe, words, command, world=devices)
+        return plan(recipe, words, command, world=devices, trust=trust)
     loaded = load_recipe(recipe, with_lists(words))
-    return plan(recipe, words, command, request.checks_components(loaded), request.num_ranks(loaded))
+    return plan(recipe, words, command, request.checks_components(loaded), request.num_ranks(loaded), trust)
 
 
 def _begin(

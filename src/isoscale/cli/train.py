@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from isoscale import early_stop
-from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
+from isoscale.cli.arguments import OptionalRecipe, Overrides, Trust, sort_out
 
 
 def train(
@@ -29,6 +29,7 @@ def train(
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time went, and write a trace of some steps.")
     ] = False,
+    trust: Trust = False,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         typer.Option("--log-level", help="How much to say: observe.level of the recipe."),
@@ -58,20 +59,22 @@ def train(
     words += [f"observe.log={log}"] * (log is not None)
     words += [f"observe.log_file={json.dumps(str(log_file))}"] * (log_file is not None)  # 1.0 is a name here
     if dev is not None:
-        _develop(recipe, words, dev, run, profile)
+        _develop(recipe, words, dev, run, profile, trust)
         return
     from isoscale.opening import open_session
 
-    open_session(recipe, words, run, profile=profile).train()
+    open_session(recipe, words, run, profile=profile, trust=trust).train()
 
 
-def _develop(recipe: str | None, words: list[str], num_batches: int, run: Path | None, profile: bool) -> None:
+def _develop(
+    recipe: str | None, words: list[str], num_batches: int, run: Path | None, profile: bool, trust: bool
+) -> None:
     from isoscale.api import develop
     from isoscale.errors import UserError
 
     if run is not None:
         raise UserError("--dev saves nothing, so that --run has no meaning beside it; leave one of them out")
-    develop(recipe, words, num_batches, profile)
+    develop(recipe, words, num_batches, profile, trust)
 
 
 def _become_a_rank_or_start_them(num_ranks: int) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from isoscale._version import __version__
 from isoscale.engine.checkpoint import Checkpoints
+from isoscale.engine.seal import adopted, with_seal
 from isoscale.errors import UserError
 
 ROOT = Path("runs")
@@ -65,17 +66,22 @@ class RunDirectory:
         return Checkpoints(self.path / "checkpoints", keep)
 
     def create(self, recipe_yaml: str) -> None:
-        """Make the directory and write the recipe."""
+        """Make the directory and write the recipe, sealed as this user's."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for killed in (*self.path.glob(".recipe.yaml-*"), *self.path.glob(".run.json-*")):
                 killed.unlink()
-            write_aside(self.recipe, recipe_yaml)
+            write_aside(self.recipe, with_seal(recipe_yaml))
         except OSError as error:
             raise UserError(
                 f"cannot write the run directory {self.path}: {error.strerror or error}; "
                 "choose another one with --run DIR"
             ) from None
+
+    def adopt(self) -> None:
+        """Make the recipe of somebody else this user's own, who trusts it."""
+        if self.recipe.is_file():
+            write_aside(self.recipe, adopted(self.recipe.read_text(encoding="utf-8")))
 
     def read(self) -> dict[str, Any]:
         """run.json; empty before the first start."""

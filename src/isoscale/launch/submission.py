@@ -15,8 +15,9 @@ from isoscale.launch import slurm
 from isoscale.launch.config import Resources, merged, notice, resources
 from isoscale.launch.job_script import Job
 from isoscale.launch.profiles import read_profile
-from isoscale.recipe.load import LoadedRecipe, load_recipe
+from isoscale.recipe.load import LoadedRecipe, load_recipe, to_build
 from isoscale.recipe.schema import Launch
+from isoscale.recipe.trust import Trust
 
 SUBMITTED = "submitted"
 """The status of a run that waits for its job."""
@@ -30,6 +31,8 @@ class Submission:
     loaded: LoadedRecipe
     is_new: bool
     """Whether the run has not been started yet."""
+    is_trusted: bool = False
+    """Whether it is to be trained whoever has begun it."""
 
     def send(self) -> tuple[str, Path]:
         """Put the job into the queue; its number and the run directory."""
@@ -38,6 +41,10 @@ class Submission:
     def _prepare(self, path: Path, number: str) -> None:
         if self.is_new:
             prepare(path, self.loaded)
+        elif self.is_trusted:
+            from isoscale.engine.run_directory import RunDirectory
+
+            RunDirectory(path).adopt()
         claim(path, number)
         write_script(path, self.job)
 
@@ -84,10 +91,12 @@ def write_script(path: Path, job: Job) -> None:
 def plan(
     recipe: str | None, overrides: Sequence[str], options: Mapping[str, Any], *, num_gpus: int | None = None,
     cluster: str | None = None, run: Path | None = None, words: Sequence[str] = (), command: Sequence[str] = (),
+    trust: Trust = Trust.NAMED,
 ) -> Submission:  # fmt: skip
     """What would be submitted: nothing has happened yet.
 
-    `options` are keys of the `launch` section; `words` are passed on to `isoscale train`.
+    `options` are keys of the `launch` section; `words` are passed on to `isoscale train`; `trust` says whose choice of
+    classes is followed.
     """
     is_new = run is None or not (run / "run.json").is_file()
     if run is not None:
@@ -95,8 +104,10 @@ def plan(
     source = recipe if is_new or recipe is not None else str(run and run / "recipe.yaml")
     launch, counts = asked(load_recipe(source, overrides).recipe.launch, options, num_gpus, cluster)
     loaded = load_recipe(
-        source, overrides, check_components=is_own_environment(launch), world=counts.num_tasks
+        source, overrides, check_components=is_own_environment(launch), world=counts.num_tasks, trust=trust
     )  # fmt: skip
+    if trust is not Trust.CHECKED:
+        to_build(loaded, trust)
     folder = folder_word(loaded.name, run)
     # A new run has its recipe in its directory, so that a file that is changed while the job waits changes nothing.
     passed = [*([recipe] if recipe is not None else []), *overrides] if not is_new else []
@@ -104,7 +115,7 @@ def plan(
         loaded.name, folder, run is None, [*passed, *words], program(launch), launch, counts,
         shown(command),
     )  # fmt: skip
-    return Submission(job, loaded, is_new)
+    return Submission(job, loaded, is_new, trust is Trust.ALL)
 
 
 def asked(

@@ -51,13 +51,18 @@ def shared_key() -> Key:
     """That of this process and of all that were started with it."""
     given = os.environ.get(VARIABLE)
     if given is None:
-        return Key(_of_user(file()).encode())
+        return user_key()
     if len(given) < SHORTEST:
         raise UserError(
             f"{VARIABLE} has {len(given)} characters, and whoever guesses it can take part in the training: it must "
             f"have at least {SHORTEST}\n{EXPORT}"
         )
     return Key(os.fsencode(given))
+
+
+def user_key() -> Key:
+    """That of the user, whatever the launcher gave to this process."""
+    return Key(_of_user(file()).encode())
 
 
 def file() -> Path:

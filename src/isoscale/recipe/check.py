@@ -5,7 +5,7 @@ from typing import Any
 
 from isoscale.data.config import Data
 from isoscale.engine.config import Optimizer
-from isoscale.recipe.components import check, check_call, check_nested
+from isoscale.recipe.components import Look, check, check_call, check_nested, read, resolve
 from isoscale.recipe.load import LoadedRecipe
 from isoscale.recipe.loggers import logger_problems
 from isoscale.recipe.optimizers import optimizer_problems
@@ -21,44 +21,48 @@ def check_recipe(loaded: LoadedRecipe) -> None:
         raise RecipeError([with_origin(problem, loaded.origins) for problem in problems])
 
 
-def component_problems(values: dict[str, Any], schema_problems: Sequence[Problem] = ()) -> list[Problem]:
+def component_problems(
+    values: dict[str, Any], schema_problems: Sequence[Problem] = (), imported: bool = True
+) -> list[Problem]:
     """The problems of task, data, optimizer and loggers, from values that need not have passed the schema.
 
+    Classes of others are looked up in their source where they must not be imported.
     A section that is written under a misspelt name is left alone: its default would be checked in its place.
     """
     misspelt = {problem.suggestion for problem in schema_problems if len(problem.path) == 1}
     checks = {"task": _check_task, "data": _check_data, "optimizer": _check_optimizer, "observe": _check_observe}
     problems: list[Problem] = []
+    look = resolve if imported else read
     for name, check_section in checks.items():
         section = values.get(name, {})
         if isinstance(section, dict) and not (name in misspelt and name not in values):
-            problems += check_section(section)
+            problems += check_section(section, look)
     return problems
 
 
-def _check_task(section: dict[str, Any]) -> list[Problem]:
+def _check_task(section: dict[str, Any], look: Look) -> list[Problem]:
     model = section.get("model")
     arguments = _arguments("task", section) | ({} if model is None else {"model": {"class": model}})
-    problems = _check_class("task", section, Task().class_, arguments)
-    return problems + ([] if model is None else check(model, ("task", "model")))
+    problems = _check_class("task", section, Task().class_, arguments, look)
+    return problems + ([] if model is None else check(model, ("task", "model"), look=look))
 
 
-def _check_data(section: dict[str, Any]) -> list[Problem]:
-    problems = _check_class("data", section, Data().class_, _arguments("data", section))
+def _check_data(section: dict[str, Any], look: Look) -> list[Problem]:
+    problems = _check_class("data", section, Data().class_, _arguments("data", section), look)
     transforms = section.get("transforms")
     for position, transform in enumerate(transforms if isinstance(transforms, list) else []):
-        problems += check(transform, ("data", "transforms", position))
+        problems += check(transform, ("data", "transforms", position), look=look)
     return problems
 
 
-def _check_optimizer(section: dict[str, Any]) -> list[Problem]:
+def _check_optimizer(section: dict[str, Any], look: Look) -> list[Problem]:
     name = section.get("name", Optimizer().name)
     return optimizer_problems(name, _arguments("optimizer", section)) if isinstance(name, str) else []
 
 
-def _check_observe(section: dict[str, Any]) -> list[Problem]:
+def _check_observe(section: dict[str, Any], look: Look) -> list[Problem]:
     loggers = section.get("loggers")
-    return logger_problems(loggers) if isinstance(loggers, list) else []
+    return logger_problems(loggers, look) if isinstance(loggers, list) else []
 
 
 def _arguments(name: str, section: dict[str, Any]) -> dict[str, Any]:
@@ -66,11 +70,13 @@ def _arguments(name: str, section: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key not in fields}
 
 
-def _check_class(name: str, section: dict[str, Any], default: str, arguments: dict[str, Any]) -> list[Problem]:
+def _check_class(
+    name: str, section: dict[str, Any], default: str, arguments: dict[str, Any], look: Look
+) -> list[Problem]:
     class_name = section.get("class", default)
     if not isinstance(class_name, str):
         return []  # the schema has said so
-    problems = check_call(class_name, (name, "class"), arguments, (name,), frozenset(), section_keys((name,)))
+    problems = check_call(class_name, (name, "class"), arguments, (name,), frozenset(), section_keys((name,)), look)
     misspelt = [problem for problem in problems if problem.suggestion == "class"]
     nested = {key: value for key, value in arguments.items() if key != "model"}
-    return misspelt or problems + check_nested(nested, (name,))
+    return misspelt or problems + check_nested(nested, (name,), look)

@@ -12,10 +12,13 @@ from isoscale.data.config import Data
 from isoscale.errors import UserError
 from isoscale.recipe import vision
 from isoscale.recipe.arguments import check_arguments
-from isoscale.recipe.names import SHORT_NAMES, TORCHVISION, full_name
+from isoscale.recipe.finding import find_module
+from isoscale.recipe.names import SHORT_NAMES, TORCHVISION, full_name, parted
+from isoscale.recipe.outline import NotCallable, NotThere, outline
 from isoscale.recipe.problems import KeyPath, Problem, nearest
 from isoscale.recipe.schema import Task
 from isoscale.recipe.tree import children
+from isoscale.recipe.trust import is_harmless, no_module
 from isoscale.recipe.wording import found
 
 Spec = str | Mapping[str, Any]
@@ -33,13 +36,7 @@ class UnknownComponent(UserError):
 
 def resolve(name: str) -> Callable[..., Any]:
     """The class or function that a short name, `package.module.Class` or `package.module:Class` stands for."""
-    path = full_name(name)
-    module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
-    if not module_name or not attribute:
-        known = ", ".join(sorted(SHORT_NAMES))
-        raise UnknownComponent(
-            f'there is no component "{name}"; write package.module.Class, or one of {known}', nearest(name, SHORT_NAMES)
-        )
+    module_name, attribute = _parted(name)
     target: Any = _import(module_name, name)
     for part in attribute.split("."):
         target = _attribute(target, part, module_name, name)
@@ -48,6 +45,35 @@ def resolve(name: str) -> Callable[..., Any]:
         message = f'"{name}" is a {type(target).__name__}, not a class or function'
         raise UnknownComponent(message, _as_written(nearest(attribute, functions), name))
     return vision.explained(name, target) if vision.has_networks(module_name) else target
+
+
+def read(name: str) -> Callable[..., Any] | None:
+    """A function with the signature of what a name stands for, of which nothing is imported; None if it is not known.
+
+    Components of isoscale and layers of torch are those themselves.
+    """
+    if is_harmless(name):
+        return resolve(name)
+    module_name, attribute = _parted(name)
+    missing = find_module(module_name).missing
+    if missing is not None and module_name not in sys.modules:
+        raise UnknownComponent(no_module(missing, name))
+    try:
+        return outline(module_name, attribute, lambda path: resolve(path) if is_harmless(path) else None)
+    except NotThere as error:
+        raise UnknownComponent(str(error), _as_written(nearest(error.part, error.others), name)) from None
+    except NotCallable as error:
+        raise UnknownComponent(f'"{name}" {error}') from None
+
+
+def _parted(name: str) -> tuple[str, str]:
+    module_name, attribute = parted(full_name(name))
+    if not module_name or not attribute:
+        known = ", ".join(sorted(SHORT_NAMES))
+        raise UnknownComponent(
+            f'there is no component "{name}"; write package.module.Class, or one of {known}', nearest(name, SHORT_NAMES)
+        )
+    return module_name, attribute
 
 
 def _import(module_name: str, name: str) -> ModuleType:
@@ -64,7 +90,7 @@ def _why_not(error: Exception, module_name: str, name: str) -> str:
     """Why a module cannot be imported."""
     if isinstance(error, ModuleNotFoundError):
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            return f'there is no module "{error.name}" for "{name}" (looked in {os.getcwd()} and installed packages)'
+            return no_module(error.name, name)
         return f"importing {module_name} failed: {error}"
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"importing {module_name} failed: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
@@ -126,7 +152,11 @@ def _build(value: Any) -> Any:
     return [_build(item) for item in value] if isinstance(value, list) else value
 
 
-def check(spec: Any, path: KeyPath, provided: frozenset[str] = frozenset()) -> list[Problem]:
+Look = Callable[[str], Callable[..., Any] | None]
+"""How to get at the signature of what a name stands for: `resolve` imports it, `read` does not."""
+
+
+def check(spec: Any, path: KeyPath, provided: frozenset[str] = frozenset(), look: Look = resolve) -> list[Problem]:
     """What would keep a component from being built, found without building it."""
     if not isinstance(spec, str | Mapping) or (isinstance(spec, Mapping) and "class" not in spec):
         message = f"expected a component (a short name, or a mapping with class and its arguments), found {found(spec)}"
@@ -134,7 +164,8 @@ def check(spec: Any, path: KeyPath, provided: frozenset[str] = frozenset()) -> l
     mapping = as_mapping(spec)
     place = path if isinstance(spec, str) else (*path, "class")
     arguments = {key: value for key, value in mapping.items() if key != "class"}
-    return check_call(mapping["class"], place, arguments, path, provided) + check_nested(arguments, path)
+    problems = check_call(mapping["class"], place, arguments, path, provided, look=look)
+    return problems + check_nested(arguments, path, look)
 
 
 def check_call(
@@ -144,21 +175,23 @@ def check_call(
     path: KeyPath,
     provided: frozenset[str] = frozenset(),
     neighbours: Iterable[str] = (),
+    look: Look = resolve,
 ) -> list[Problem]:
     """Whether the class called `name` (written at `place`) exists and takes the arguments (written at `path`)."""
     if not isinstance(name, str):
         return [Problem(place, f"expected the name of a class, found {found(name)}")]
     try:
-        target = resolve(name)
+        target = look(name)
     except UnknownComponent as error:
         return [Problem(place, error.message, None, error.suggestion)]
-    return check_arguments(target, arguments, path, provided, neighbours)
+    return [] if target is None else check_arguments(target, arguments, path, provided, neighbours)
 
 
-def check_nested(value: Any, path: KeyPath) -> list[Problem]:
+def check_nested(value: Any, path: KeyPath, look: Look = resolve) -> list[Problem]:
     """Check the components among arguments, in lists and mappings too."""
     problems = []
     for key, child in children(value):
         is_component = isinstance(child, Mapping) and "class" in child
-        problems += check(child, (*path, key)) if is_component else check_nested(child, (*path, key))
+        here = (*path, key)
+        problems += check(child, here, look=look) if is_component else check_nested(child, here, look)
     return problems

@@ -12,6 +12,7 @@ from isoscale.recipe.problems import DEFAULT, KeyPath, Problem, RecipeError, wit
 from isoscale.recipe.schema import Recipe
 from isoscale.recipe.sweep import SECTION, sweep_problems, with_nested_keys
 from isoscale.recipe.tree import PYTHON_CALL, Node, children, from_plain, merge, origins, plain, with_class_keys
+from isoscale.recipe.trust import Trust, trust_problems
 from isoscale.recipe.validation import validate
 
 
@@ -30,6 +31,8 @@ class LoadedRecipe:
     """What runs of this recipe are called."""
     notes: list[str] = field(default_factory=list)
     """What there is to know where another program's file was read."""
+    files: list[str] = field(default_factory=list)
+    """What it was read from: its own file, and those that it extends."""
 
     @property
     def sweep_note(self) -> str | None:
@@ -45,7 +48,8 @@ class LoadedRecipe:
 
     def as_dict(self) -> dict[str, Any]:
         """In plain values, for other ranks."""
-        return {"values": self.with_sweep().values, "origins": self.origins, "name": self.name, "notes": self.notes}
+        told = {name: getattr(self, name) for name in ("origins", "name", "notes", "files")}
+        return {"values": self.with_sweep().values, **told}
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> "LoadedRecipe":
@@ -74,21 +78,31 @@ def load_recipe(
     *,
     check_components: bool = False,
     world: int | None = None,
+    trust: Trust = Trust.NAMED,
 ) -> LoadedRecipe:
     """Load a preset, a file or a mapping; raises RecipeError with every problem that was found.
 
-    With `check_components`, the classes that the recipe names are imported and their arguments checked as well. `world`
-    is the number of ranks that an input file of another program speaks of; by default those of this start.
+    With `check_components`, the classes that the recipe names are imported and their arguments checked as well, if
+    whoever chose them is trusted. `world` is the number of ranks that an input file of another program speaks of; by
+    default those of this start.
     """
     problems: list[Problem] = []
     read = _read(DEFAULT_PRESET if source is None else source, problems)
     node, notes = _applied(read, [overrides], world, problems)
-    return replace(_checked(node, read.name, problems, check_components), notes=notes)
+    return replace(_checked(node, read, problems, trust if check_components else None), notes=notes)
+
+
+def to_build(loaded: LoadedRecipe, trust: Trust = Trust.NAMED) -> LoadedRecipe:
+    """The recipe, if all that it names may be built; else a RecipeError says what was chosen by somebody else."""
+    problems = trust_problems(loaded.values, loaded.files, trust)
+    if problems:
+        raise RecipeError([with_origin(problem, loaded.origins) for problem in problems])
+    return loaded
 
 
 def load_variants(
     source: str | Path | None, overrides: Overrides, variants: Mapping[str, Mapping[str, Any]], *,
-    check_components: bool = False, world: int | None = None,
+    check_components: bool = False, world: int | None = None, trust: Trust = Trust.NAMED,
 ) -> dict[str, LoadedRecipe]:  # fmt: skip
     """The same recipe with other values, several times by name, read only once; `world` as for `load_recipe`.
 
@@ -103,7 +117,7 @@ def load_variants(
         try:
             here = list(problems)
             node, _ = _applied(read, [overrides, values], world, here)
-            found[variant] = _of_sweep(_checked(node, read.name, here, check_components), values)
+            found[variant] = _of_sweep(_checked(node, read, here, trust if check_components else None), values)
         except RecipeError as error:
             for problem in error.problems:
                 wrong.setdefault(str(replace(problem, origin=None)), _in_variant(problem, variant, values, written))
@@ -135,19 +149,28 @@ def _in_variant(
     return replace(problem, message=f"{problem.message} (in the point {variant})", origin=origin)
 
 
-def _checked(node: Node, name: str, problems: list[Problem], check_components: bool) -> LoadedRecipe:
+def _checked(node: Node, read: "_Read", problems: list[Problem], trust: Trust | None) -> LoadedRecipe:
+    """A recipe that is right; its classes are looked at where it is said whose choice is trusted."""
     values = plain(node)
     recipe, schema_problems = validate(values)
     schema_problems += sweep_problems(values.get(SECTION))
-    if check_components:
-        from isoscale.recipe.check import component_problems
-
-        schema_problems += component_problems(values, schema_problems)
+    if trust is not None:
+        schema_problems += _component_problems(values, schema_problems, read.files, trust)
     problems += _not_yet_named(schema_problems, problems)
     if problems or recipe is None:
         written = origins(node)
         raise RecipeError([with_origin(problem, written) for problem in problems])
-    return _loaded(recipe, node, name)
+    return replace(_loaded(recipe, node, read.name), files=list(read.files))
+
+
+def _component_problems(
+    values: dict[str, Any], schema_problems: list[Problem], files: Sequence[str], trust: Trust
+) -> list[Problem]:
+    from isoscale.recipe.check import component_problems
+
+    imported = trust is not Trust.CHECKED
+    refused = trust_problems(values, files, trust) if imported else []
+    return refused or component_problems(values, schema_problems, imported)
 
 
 def _not_yet_named(more: list[Problem], problems: list[Problem]) -> list[Problem]:
@@ -185,6 +208,7 @@ class _Read(NamedTuple):
     """Whether it is an input of another program, as it was written."""
     label: str = ""
     folder: Path = Path()
+    files: Sequence[str] = ()
 
 
 def _applied(
@@ -205,24 +229,27 @@ def _read(source: str | Path | Mapping[str, Any], problems: list[Problem]) -> _R
         if is_input(node):
             return _Read(node, "input", is_input=True, label=str(PYTHON_CALL))
         node = with_nested_keys(with_class_keys(node, problems))
-        return _Read(_extended(node, Path(), (), problems), "recipe")
+        files: list[str] = []
+        return _Read(_extended(node, Path(), (), problems, files), "recipe", files=files)
     location = locate(source, Path())
-    node = read_location(location, problems)
+    node, files = read_location(location, problems), [location.identity]
     if is_input(node):
-        return _Read(node, location.name, True, location.label, location.folder)
-    return _Read(_over_bases(node, location, (), problems), location.name)
+        return _Read(node, location.name, True, location.label, location.folder, files)
+    return _Read(_over_bases(node, location, (), problems, files), location.name, files=files)
 
 
-def _over_bases(node: Node, location: Location, chain: Sequence[tuple[str, str]], problems: list[Problem]) -> Node:
+def _over_bases(
+    node: Node, location: Location, chain: Sequence[tuple[str, str]], problems: list[Problem], files: list[str]
+) -> Node:
     """A file laid over what it extends; `chain` is who extends whom on the way here."""
     node = with_nested_keys(with_class_keys(node, problems))
-    return _extended(node, location.folder, (*chain, (location.identity, location.label)), problems)
+    return _extended(node, location.folder, (*chain, (location.identity, location.label)), problems, files)
 
 
 def _read_extended(
-    source: str, folder: Path, chain: Sequence[tuple[str, str]], problems: list[Problem], origin: str
+    source: str, folder: Path, chain: Sequence[tuple[str, str]], problems: list[Problem], files: list[str], origin: str
 ) -> Node:
-    """Read a recipe that another one extends, and lay it over what it extends itself."""
+    """Read a recipe that another one extends, and lay it over what it extends itself; `files` gets its files."""
     location = locate(source, folder, origin)
     if location.identity in [identity for identity, _ in chain]:
         names = " → ".join(label for label in (*(label for _, label in chain), location.label))
@@ -231,15 +258,18 @@ def _read_extended(
     if is_input(node):
         message = f"{source} is an input of DeePMD-kit; `isoscale recipe import` makes a recipe of it, to be extended"
         raise RecipeError([Problem(("extends",), message, origin)])
-    return _over_bases(node, location, chain, problems)
+    files.append(location.identity)
+    return _over_bases(node, location, chain, problems, files)
 
 
-def _extended(node: Node, folder: Path, chain: Sequence[tuple[str, str]], problems: list[Problem]) -> Node:
+def _extended(
+    node: Node, folder: Path, chain: Sequence[tuple[str, str]], problems: list[Problem], files: list[str]
+) -> Node:
     extends = node.value.get("extends")
     own = Node({key: child for key, child in node.value.items() if key != "extends"}, node.origin)
     base: Node | None = None
     for entry in _bases(extends, problems):
-        read = _read_extended(entry.value, folder, chain, problems, str(entry.origin))
+        read = _read_extended(entry.value, folder, chain, problems, files, str(entry.origin))
         base = read if base is None else merge(base, read)
     return own if base is None else merge(base, own)
 

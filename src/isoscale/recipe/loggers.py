@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.observe.events import Observer
-from isoscale.recipe.components import Spec, as_mapping, check, instantiate, resolve
+from isoscale.recipe.components import Look, Spec, as_mapping, check, instantiate, resolve
 from isoscale.recipe.problems import KeyPath, Problem, RecipeError
 
 PLACE: KeyPath = ("observe", "loggers")
 
 
-def logger_problems(specs: Sequence[Any]) -> list[Problem]:
+def logger_problems(specs: Sequence[Any], look: Look = resolve) -> list[Problem]:
     """What would keep the loggers of a recipe from being built or from being told anything."""
-    return [problem for position, spec in enumerate(specs) for problem in _problems(spec, (*PLACE, position))]
+    return [problem for position, spec in enumerate(specs) for problem in _problems(spec, (*PLACE, position), look)]
 
 
 def build_loggers(specs: Sequence[Any]) -> list[Observer]:
@@ -25,19 +25,19 @@ def build_loggers(specs: Sequence[Any]) -> list[Observer]:
 
 def build_logger(spec: Any, path: KeyPath) -> Observer:
     """Build a logger that was written at `path`."""
-    problems = _problems(spec, path)
+    problems = _problems(spec, path, resolve)
     if problems:
         raise RecipeError(problems)
     logger: Observer = instantiate(spec)
     return logger
 
 
-def _problems(spec: Any, path: KeyPath) -> list[Problem]:
-    return check(spec, path) or _observer_problems(as_mapping(spec)["class"], path)
+def _problems(spec: Any, path: KeyPath, look: Look) -> list[Problem]:
+    return check(spec, path, look=look) or _observer_problems(as_mapping(spec)["class"], path, look)
 
 
-def _observer_problems(name: str, path: KeyPath) -> list[Problem]:
-    target = resolve(name)
+def _observer_problems(name: str, path: KeyPath, look: Look) -> list[Problem]:
+    target = look(name)
     missing = [method for method in ("notify", "close") if isinstance(target, type) and not hasattr(target, method)]
     return [Problem(path, f"{name} is no logger: it has no method {missing[0]}")] if missing else []
 

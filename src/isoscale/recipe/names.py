@@ -53,6 +53,12 @@ def full_name(name: str) -> str:
     return SHORT_NAMES.get(name.lower(), name)
 
 
+def parted(path: str) -> tuple[str, str]:
+    """The module of a full name, and what is named inside it: `package.module.Class` or `package.module:Outer.Inner`."""
+    module, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
+    return module, attribute
+
+
 def class_path(name: str) -> str:
     """The full path of a class, in one spelling: `mlp` and `isoscale.science.models:MLP` are the same."""
     return full_name(name).replace(":", ".")

@@ -17,7 +17,6 @@ from isoscale.observe.config import Observe
 from isoscale.observe.events import EpochEnded, Event, Logged
 from isoscale.observe.metric_log import read_metrics
 from isoscale.observe.observers import Observers
-from isoscale.recipe.load import load_resolved
 from isoscale.run import Run
 from isoscale.session import Session, fingerprints
 
@@ -189,7 +188,7 @@ class _Collector:
 def _train_again(run: Run, recorded: Mapping[Key, float], last: int) -> tuple[dict[Key, float], Decisions]:
     threads, generator = torch.get_num_threads(), torch.get_rng_state()
     collector = _Collector(recorded, last)
-    session = Session(load_resolved(run.directory.recipe), None)
+    session = Session(run.to_build(), None)
     settings = _settings(session.settings, _starts(run)[0])
     decided = _decided(run.record, settings)
     try:

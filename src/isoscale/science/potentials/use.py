@@ -28,12 +28,15 @@ class Usable(NamedTuple):
     cutoff: float
 
 
-def calculator(potential: Any, device: str = "auto", skin: float = SKIN) -> "PotentialCalculator":
+def calculator(
+    potential: Any, device: str = "auto", skin: float = SKIN, *, trust: bool = False
+) -> "PotentialCalculator":
     """A calculator for ASE: `atoms.calc = calculator("runs/water-…")`.
 
     `potential` is the directory or the name of a run, a `Run`, a file that `isoscale export` wrote (.pt, .safetensors),
     a checkpoint of DeePMD-kit (.pt), or a model. Neighbours are listed up to `skin` Å beyond the cutoff, so that a list
-    serves for many steps.
+    serves for many steps. What a run or a `.safetensors` file of somebody else names is built only where it is known to
+    be harmless, or with `trust`.
     """
     try:
         import ase  # noqa: F401
@@ -43,11 +46,11 @@ def calculator(potential: Any, device: str = "auto", skin: float = SKIN) -> "Pot
 
     if skin < 0:
         raise UserError(f"skin is {skin}: expected 0 or more, in Å")
-    found = usable(potential)
+    found = usable(potential, trust)
     return PotentialCalculator(found.module, found.types, found.cutoff, _device(device), skin)
 
 
-def usable(potential: Any) -> Usable:
+def usable(potential: Any, trust: bool = False) -> Usable:
     """The potential in a run, a file or a model."""
     if isinstance(potential, str | Path):
         path = Path(potential)
@@ -55,19 +58,19 @@ def usable(potential: Any) -> Usable:
             raise UserError(f"there is no file {path}")
         if path.suffix == ".pt" and path.is_file():
             return _from_script(path)
-        potential = _task(path)
+        potential = _task(path, trust)
     elif not isinstance(potential, nn.Module) and hasattr(potential, "task"):
         potential = potential.task()
     return _from_module(potential)
 
 
-def _task(path: Path) -> nn.Module:
+def _task(path: Path, trust: bool) -> nn.Module:
     """The task of a run, or in a file of weights."""
     # Whoever uses a finished run stands above the engine, as commands do; to train, nothing here is needed.
     from isoscale.exporting import load_task
     from isoscale.run import Run
 
-    return load_task(path) if path.suffix == ".safetensors" else Run.find(str(path)).task()
+    return load_task(path, trust) if path.suffix == ".safetensors" else Run.find(str(path), trust=trust).task()
 
 
 def _from_module(found: Any) -> Usable:

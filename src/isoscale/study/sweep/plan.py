@@ -9,16 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from isoscale.engine.run_directory import write_aside
+from isoscale.engine.run_directory import RunDirectory, write_aside
+from isoscale.engine.seal import is_sealed, seal, with_seal
 from isoscale.errors import UserError
 from isoscale.launch.job_script import POINTS
 from isoscale.launch.submission import prepare
 from isoscale.recipe.compare import ABSENT, LENGTHS, Difference, describe, differences, harmful
 from isoscale.recipe.importing.reading import split
-from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, load_variants
-from isoscale.recipe.problems import Problem, dotted
+from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, load_variants, to_build
+from isoscale.recipe.problems import Problem, RecipeError, dotted
 from isoscale.recipe.sweep import OWN_KEYS, SECTION, choices
 from isoscale.recipe.tree import COMMAND_LINE
+from isoscale.recipe.trust import Trust, problems_of_foreign
 from isoscale.recipe.yaml_reader import read_value
 from isoscale.run import Run
 from isoscale.study.sweep.points import Values, names_of, points_of, text
@@ -54,11 +56,11 @@ class Plan:
         """Make the directories of the sweep and of all its points; the record comes last."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_aside(path / RECIPE, self.loaded.with_sweep().to_yaml())
+            write_aside(path / RECIPE, with_seal(self.loaded.with_sweep().to_yaml()))
             for name, loaded in self.recipes.items():
                 prepare(path / name, loaded)
             write_aside(path / POINTS, "".join(f"{point.name}\n" for point in self.points))
-            write_aside(path / RECORD, json.dumps(self._record(), indent=1))
+            _write_record(path, self._record())
         except OSError as error:
             raise UserError(
                 f"cannot write the sweep {path}: {error.strerror or error}; choose another directory with --run DIR"
@@ -158,15 +160,20 @@ class Sweep:
 
 def plan(
     recipe: str | None, words: Sequence[str], command: Sequence[str], check_components: bool = True,
-    world: int | None = None,
+    world: int | None = None, trust: Trust = Trust.NAMED,
 ) -> Plan:  # fmt: skip
-    """Check a recipe at every point of its sweep; `words` are overrides, also such as `seed=0,1,2`."""
+    """Check a recipe at every point of its sweep; `words` are overrides, also such as `seed=0,1,2`.
+
+    `trust` says whose choice of classes is followed.
+    """
     overrides = with_lists(words)
     loaded = load_recipe(recipe, overrides, world=world)
     values = points_of(loaded)
     points = [Point(*pair) for pair in zip(names_of(values), values, strict=True)]
     by_name = {point.name: point.values for point in points}
-    recipes = load_variants(recipe, overrides, by_name, check_components=check_components, world=world)
+    recipes = load_variants(recipe, overrides, by_name, check_components=check_components, world=world, trust=trust)
+    for each in recipes.values() if trust is not Trust.CHECKED else ():
+        to_build(each, trust)
     _check_different(points, recipes)
     return Plan(loaded, recipes, [_in_words(point, loaded, recipes) for point in points], command, world)
 
@@ -230,9 +237,40 @@ def _is_half_made(path: Path) -> bool:
     return all(re.sub(r"^\.(.*)-\d+$", r"\1", each.name) in (RECIPE, POINTS, "run.json") for each in files)
 
 
-def reopen(path: Path, recipe: str | None, words: Sequence[str]) -> Sweep:
-    """A sweep to go on with, refusing changes that would make it another one; others are kept in its record."""
+def _write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write sweep.json, sealed as this user's."""
+    own = {key: value for key, value in record.items() if key != "seal"}
+    write_aside(path / RECORD, json.dumps({**own, "seal": seal(json.dumps(own))}, indent=1))
+
+
+def _to_train(sweep: Sweep, trust: Trust) -> None:
+    """Refuse the sweep of somebody else that names what is not known to be harmless; with trust, it becomes one's own."""
+    record = {key: value for key, value in sweep.record.items() if key != "seal"}
+    if trust is Trust.ALL:
+        for folder in (sweep.path, *map(sweep.folder, sweep.points)):
+            RunDirectory(folder).adopt()
+        _write_record(sweep.path, record)
+        return
+    loaded = to_build(load_recipe(sweep.path / RECIPE, sweep.changes), trust)
+    if is_sealed(json.dumps(record), sweep.record.get("seal", "")):
+        return
+    points = {point.name: point.values for point in sweep.points if point.words is None}
+    variants = load_variants(sweep.path / RECIPE, sweep.changes, points)
+    words = [load_recipe(sweep.path / RECIPE, [*sweep.changes, *point.words]) for point in sweep.points if point.words]
+    for each in (loaded, *variants.values(), *words):
+        problems = problems_of_foreign(each.values, [sweep.path / RECORD])
+        if problems:
+            raise RecipeError(problems)
+
+
+def reopen(path: Path, recipe: str | None, words: Sequence[str], trust: Trust = Trust.NAMED) -> Sweep:
+    """A sweep to go on with, refusing changes that would make it another one; others are kept in its record.
+
+    Where nothing is to be trained, nothing is written.
+    """
     sweep = Sweep.read(path)
+    if trust is not Trust.CHECKED:
+        _to_train(sweep, trust)
     if recipe is None and not words:
         return sweep
     stored = load_resolved(path / RECIPE)
@@ -246,10 +284,11 @@ def reopen(path: Path, recipe: str | None, words: Sequence[str]) -> Sweep:
             f"{path} holds a sweep of another recipe:\n{describe(refused)}\n"
             "start a new sweep (leave out --run, or name another directory), or take these changes back"
         )
-    write_aside(path / RECIPE, wanted.with_sweep().to_yaml())
     kept = {dotted(change.path): _as_word(change) for change in changes if change.path[0] not in ("name", "launch")}
     record = {**sweep.record, "changes": sweep.record.get("changes", {}) | kept}
-    write_aside(path / RECORD, json.dumps(record, indent=1))
+    if trust is not Trust.CHECKED:
+        write_aside(path / RECIPE, with_seal(wanted.with_sweep().to_yaml()))
+        _write_record(path, record)
     return Sweep(path, record)
 
 
