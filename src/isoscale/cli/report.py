@@ -1,13 +1,13 @@
 """`isoscale report`."""
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from isoscale.cli import complete
+from isoscale.printing import echo
 
 
 def report(
@@ -43,9 +43,9 @@ def report(
     found = Run.find(runs[0] if runs else None)
     target = out or found.path / "report.html"
     write_report(found, target, role if figures else None, diff)
-    print(f"written to {target}")
+    echo(f"written to {target}")
     changes = (found.record.get("code") or {}).get("diff")
     if diff and changes:
-        print(f"note: it shows {changes_in_words(changes)}; to leave them out: --no-diff", file=sys.stderr)
+        echo(f"note: it shows {changes_in_words(changes)}; to leave them out: --no-diff", err=True)
     if open_page and not webbrowser.open(target.resolve().as_uri()):
         raise UserError(f"no browser could be started here; open {target.resolve()} in yours")

@@ -6,6 +6,7 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.cli.output import print_json
+from isoscale.printing import echo
 
 
 def reproduce(
@@ -32,6 +33,6 @@ def reproduce(
     if as_json:
         print_json(found.as_dict())
     else:
-        print(text(found))
+        echo(text(found))
     if not found.equal:
         raise typer.Exit(1)

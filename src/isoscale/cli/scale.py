@@ -1,6 +1,5 @@
 """`isoscale scale`."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
 from isoscale.cli.output import print_json
 from isoscale.errors import INTERRUPTED, UserError
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.study.scale.job import Request
@@ -153,7 +153,7 @@ def _measure_in_job(
     request = Request.make(of_recipe.launch, job.cluster, job.as_keys(), question.ranks[-1])
     loaded = load_recipe(recipe, words, check_components=is_own_environment(request.launch))
     if dry_run:
-        print(request.job(planned(loaded, question, run)).script(), end="")
+        echo(request.job(planned(loaded, question, run)).script(), end="")
         return
     _submit_and_wait(begin(loaded, question, run), request, as_json)
 
@@ -210,9 +210,9 @@ def _show(study: "Study", as_json: bool) -> None:
     if as_json:
         print_json(scale_table.as_dict(study))
         return
-    print(scale_table.text(study))
+    echo(scale_table.text(study))
     if written:
-        print("", *table(written), sep="\n", flush=True)
+        echo("", *table(written), sep="\n")
 
 
 def _write(study: "Study") -> list[tuple[str, str]]:
@@ -233,4 +233,4 @@ def _write(study: "Study") -> list[tuple[str, str]]:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    echo(line, err=True)

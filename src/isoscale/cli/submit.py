@@ -8,6 +8,7 @@ import typer
 
 from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.job_options import JobOptions, with_job_options
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.launch.submission import Submission
@@ -50,9 +51,9 @@ def submit(
         command=["isoscale", *sys.argv[1:]],
     )  # fmt: skip
     if submission.loaded.sweep_note is not None:
-        print(submission.loaded.sweep_note, file=sys.stderr)
+        echo(submission.loaded.sweep_note, err=True)
     if dry_run:
-        print(submission.job.script(), end="")
+        echo(submission.job.script(), end="")
         return
     _send(submission)
 
@@ -78,4 +79,4 @@ def _send(submission: "Submission") -> None:
         ("follow it", f"isoscale logs -f {path}"),
         ("end it", f"isoscale cancel {path}"),
     ]
-    print("\n".join([f"submitted job {number}: {submission.job.resources}{each}", *table(rows)]))
+    echo("\n".join([f"submitted job {number}: {submission.job.resources}{each}", *table(rows)]))
