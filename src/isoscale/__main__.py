@@ -5,16 +5,18 @@ import sys
 
 from isoscale import early_stop
 from isoscale.errors import INTERRUPTED, Stopped
+from isoscale.printing import forgive, shout
 
 
 def run() -> None:
     """Run a command; to be told to stop before there is one, while its files are still read, is no failure."""
+    forgive()
     try:
         if sys.argv[1:2] == ["train"]:
             early_stop.listen()
         from isoscale.cli.main import run as run_command
     except KeyboardInterrupt:
-        os.write(2, b"interrupted\n")
+        shout("interrupted\n")
         os._exit(INTERRUPTED)
     except Stopped as stopped:
         os._exit(stopped.exit_code)

@@ -1,6 +1,5 @@
 """The Python calls: train, test and predict, from scripts and notebooks."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,7 @@ from isoscale.errors import UserError
 from isoscale.observe.exhibits import Exhibit
 from isoscale.observe.waiting import Waiting
 from isoscale.opening import open_session
+from isoscale.printing import echo
 from isoscale.recipe.components import instantiate
 from isoscale.recipe.components import resolve as resolve_class
 from isoscale.recipe.load import LoadedRecipe
@@ -318,7 +318,7 @@ def example(run: str | Path | Run, checkpoint: str | None, count: int) -> tuple[
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    echo(text, err=True)
 
 
 def _cautioned(run: str | Path | Run, checkpoint: str | None) -> Run:

@@ -10,6 +10,7 @@ import threading
 import time
 
 from isoscale.errors import INTERRUPTED, START_AGAIN, Stopped
+from isoscale.printing import shout
 
 PATIENCE = 5.0
 """Seconds to end in an orderly way."""
@@ -52,7 +53,7 @@ def _stop(number: int, frame: object) -> None:
     _asked = signal.Signals(number).name
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    os.write(2, f"{_asked}: stopped before the training began; nothing is lost\n".encode())
+    shout(f"{_asked}: stopped before the training began; nothing is lost\n")
     raise Stopped
 
 

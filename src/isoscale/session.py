@@ -20,6 +20,7 @@ from isoscale import early_stop
 from isoscale.breakdown import explain
 from isoscale.data.hashing import derive_key
 from isoscale.engine.checkpoint import State
+from isoscale.engine.git import changes_in_words
 from isoscale.engine.journal import NotFinite
 from isoscale.engine.lock import RunLock
 from isoscale.engine.memory import size
@@ -133,8 +134,11 @@ class Session:
         loggers = build_loggers(self.recipe.observe.loggers) if self.directory else []  # or says what is missing
         watching = watchers(self.recipe.observe, self.ranks, self.where)  # or says that one cannot write
         if self.directory and not record:
-            self.directory.update(**provenance(command_line()), name=self.loaded.name, seed=self.recipe.seed)
+            origin = provenance(command_line())
+            self.directory.update(**origin, name=self.loaded.name, seed=self.recipe.seed)
             self.directory.create(self.loaded.to_yaml())  # from here on there is a run
+            if origin["code"] and origin["code"]["diff"]:
+                self.notes.append(f"run.json keeps the {changes_in_words(origin['code']['diff'])}; reports show them")
         observers = Observers(watching)
         try:
             return self._train(observers, record, decided, loggers)

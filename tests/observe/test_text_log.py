@@ -44,4 +44,4 @@ def test_words_that_utf8_cannot_hold_do_not_stop_the_log(tmp_path: Path) -> None
     log = TextLog(tmp_path / "log.txt")
     log.notify(Note("a file named \udcff"))
     log.close()
-    assert r"a file named \udcff" in (tmp_path / "log.txt").read_text()
+    assert r"a file named \xff" in (tmp_path / "log.txt").read_text()

@@ -8,6 +8,7 @@ import typer
 from isoscale.cli import complete
 from isoscale.cli.arguments import Trust
 from isoscale.cli.output import print_json
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,11 +59,11 @@ def test(
         return
     from isoscale.cli.metric_tables import lines
 
-    print(f"{found.path}, {found.checkpoint_words(checkpoint)}")
-    print("\n".join(lines(measured.metrics, measured.units, measured.of_all)))
+    echo(f"{found.path}, {found.checkpoint_words(checkpoint)}")
+    echo("\n".join(lines(measured.metrics, measured.units, measured.of_all)))
     pictures = _draw(found.path / ("systems" if paths else role), measured.exhibits)
     if pictures:
-        print("\n".join(["", "pictures:", *(f"  {picture}" for picture in pictures)]))
+        echo("\n".join(["", "pictures:", *(f"  {picture}" for picture in pictures)]))
 
 
 def _paths(context: typer.Context, systems: list[str] | None, has_role: bool) -> list[str]:
@@ -120,10 +121,10 @@ def predict(
         tensors = apply(found, checkpoint, role=role, folder=folder)
     if folder is None:
         _write(target, tensors)
-    print(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {target}")
+    echo(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {target}")
     for name, tensor in tensors.items():
         kind = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-        print(f"  {name}: {kind if tensor.dim() else f'{tensor.item():.10g}'}")
+        echo(f"  {name}: {kind if tensor.dim() else f'{tensor.item():.10g}'}")
 
 
 def _checked_folder(path: Path) -> Path | None:

@@ -7,6 +7,7 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.cli.output import print_json
+from isoscale.printing import echo
 
 
 def compare(
@@ -48,4 +49,4 @@ def compare(
     if as_json:
         print_json(comparison.as_dict())
     else:
-        print(text(comparison), f"\ncurves: {picture}" if drawn else "\nno curves: nothing was logged yet", sep="\n")
+        echo(text(comparison), f"\ncurves: {picture}" if drawn else "\nno curves: nothing was logged yet", sep="\n")

@@ -9,6 +9,7 @@ from isoscale.cli import complete, data_files, data_systems
 from isoscale.cli.arguments import Trust
 from isoscale.cli.data_words import progress, split_words
 from isoscale.cli.output import print_json
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.data.fetch import Fetching
@@ -53,22 +54,22 @@ def get(
     entry = _entry(name)
     fetching = Fetching(entry, to or data_folder())
     _bring(fetching, from_, mirror)
-    print(f"next: {entry.usage.format(folder=fetching.home)}")
+    echo(f"next: {entry.usage.format(folder=fetching.home)}")
 
 
 def _bring(fetching: "Fetching", folder: Path | None, mirror: str | None) -> None:
     name, home = fetching.entry.name, fetching.home
     if not fetching.wanted:
-        print(f"{name} is in {home} already, and whole")
+        echo(f"{name} is in {home} already, and whole")
         return
     for path in fetching.damaged:
-        print(f"{path} is damaged and will be replaced")
+        echo(f"{path} is damaged and will be replaced")
     if folder is not None:
         fetching.from_folder(folder)
     else:
         with progress() as report:
             fetching.from_network(mirror, report)
-    print(f"{name} is in {home}")
+    echo(f"{name} is in {home}")
 
 
 def _print_catalog() -> None:
@@ -76,8 +77,8 @@ def _print_catalog() -> None:
 
     width = max(map(len, CATALOG))
     for entry in CATALOG.values():
-        print(f"{entry.name:<{width}}  {entry.title}")
-    print("\nfetch one: isoscale data get NAME")
+        echo(f"{entry.name:<{width}}  {entry.title}")
+    echo("\nfetch one: isoscale data get NAME")
 
 
 def _entry(name: str, kind: str = "data set or weights") -> "Entry":
@@ -182,7 +183,7 @@ def _print_file(path: str, facts: dict[str, Any]) -> None:
         rows.append(("  values", _range(found) + _mean(found)))
         rows += [(f"  {word}", f"{found[word]:,}") for word in ("nan", "infinite") if found[word]]
         rows.append(("  fingerprint", found["fingerprint"]))
-    print("\n".join([path, *table(rows)]))
+    echo("\n".join([path, *table(rows)]))
 
 
 def _mean(found: dict[str, Any]) -> str:
@@ -201,10 +202,10 @@ def _show_all(as_json: bool) -> None:
         print_json({"folder": str(data_folder()), "entries": entries})
         return
     width = max(map(len, CATALOG))
-    print(f"data folder: {data_folder()}")
+    echo(f"data folder: {data_folder()}")
     for name, facts in entries.items():
         there = f"{facts['path']}, {_megabytes(facts['bytes'])}" if facts["present"] else f"isoscale data get {name}"
-        print(f"  {name:<{width}}  {'there  ' if facts['present'] else 'missing'}  {there}")
+        echo(f"  {name:<{width}}  {'there  ' if facts['present'] else 'missing'}  {there}")
 
 
 def presence(entry: "Entry", path: str | None = None) -> dict[str, Any]:
@@ -268,7 +269,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
     rows = _file_rows(facts) if "path" in facts else []
     for role, described in facts.get("roles", {}).items():
         rows += _role_rows(role, described)
-    print("\n".join([facts["title"], *table(rows)]))
+    echo("\n".join([facts["title"], *table(rows)]))
 
 
 def _file_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:

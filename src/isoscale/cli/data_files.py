@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isoscale.cli.data_words import progress, split_words
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.data.making import Made, Making
@@ -44,7 +45,7 @@ def shuffle(
         written = shuffle_files(
             patterns, out, files, seed, memory, sample_dims, lambda done, total: report("shuffling", done, total)
         )
-    print(f"{len(written)} shuffled files: {written[0]} to {written[-1]}")
+    echo(f"{len(written)} shuffled files: {written[0]} to {written[-1]}")
 
 
 def make(
@@ -73,7 +74,7 @@ def make(
     making = _making(converter, arguments, format_name)
     inputs = find_files(patterns, ())
     made = list(_told(make_files(inputs, out, making)))
-    print(f"all {sum(made):,} rows are in {out}; {out / MANIFEST} says what was made of what")
+    echo(f"all {sum(made):,} rows are in {out}; {out / MANIFEST} says what was made of what")
 
 
 def _generate(name: str, patterns: list[str], arguments: dict[str, Any], out: Path, format_name: str) -> None:
@@ -92,12 +93,12 @@ def _generate(name: str, patterns: list[str], arguments: dict[str, Any], out: Pa
         raise RecipeError(problems)
     with progress() as report:
         made = generator(out, report, **arguments)
-    print("\n".join(made))
+    echo("\n".join(made))
 
 
 def _told(made: Iterator["Made"]) -> Iterator[int]:
     for one in made:
-        print(f"{one.source}: {one.num_rows:,} rows" + ("" if one.is_new else ", made already"))
+        echo(f"{one.source}: {one.num_rows:,} rows" + ("" if one.is_new else ", made already"))
         yield one.num_rows
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from isoscale.cli.data_words import split_words
 from isoscale.cli.output import print_json
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.recipe.schema import Task
@@ -61,19 +62,19 @@ def show(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    print(facts["title"])
+    echo(facts["title"])
     for role, systems in facts["systems"].items():
         lines = _columns([(role, "frames", "atoms", "formula", "periodic", "labels"), *map(_row, systems)])
-        print("\n".join(["", *lines]))
+        echo("\n".join(["", *lines]))
     near = facts["neighbours"]
     has_room = any(each["sel"] is not None for each in near["types"])
     head = ("type", "most", *(["sel"] if has_room else []), "suggested sel")
     rows = [_neighbour_row(each, has_room) for each in near["types"]]
-    print(f"\nneighbours within {near['cutoff']:g} Å ({facts['why']})")
-    print("\n".join(_columns([head, *rows])))
+    echo(f"\nneighbours within {near['cutoff']:g} Å ({facts['why']})")
+    echo("\n".join(_columns([head, *rows])))
     if near["nearest"] is not None:
-        print(f"  the nearest two atoms are {near['nearest']:.3f} Å apart, in {near['nearest_in']}")
-    print("  suggested: a tenth more than the most that any atom has, rounded up to a multiple of 4")
+        echo(f"  the nearest two atoms are {near['nearest']:.3f} Å apart, in {near['nearest_in']}")
+    echo("  suggested: a tenth more than the most that any atom has, rounded up to a multiple of 4")
 
 
 def _row(system: dict[str, Any]) -> tuple[str, ...]:

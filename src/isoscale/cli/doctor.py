@@ -9,6 +9,7 @@ import typer
 
 from isoscale.cli.output import print_json
 from isoscale.errors import USER_CAN_FIX, UserError
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.observe.doctor.finding import Finding
@@ -31,7 +32,7 @@ def doctor(
     for finding in _findings():
         findings.append(finding)
         if not as_json:
-            print(_line(finding), flush=True)
+            echo(_line(finding))
     num_problems = sum(finding.verdict == "problem" for finding in findings)
     if as_json and findings:
         print_json({"ok": num_problems == 0, "findings": [finding.shown() for finding in findings]})

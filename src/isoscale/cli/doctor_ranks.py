@@ -3,7 +3,6 @@
 import atexit
 import os
 import platform
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from isoscale.parallel.environment import Environment
 from isoscale.parallel.network import MEASURE, NUM_SMALL, Blocked, Speed, Ways, speeds, ways
 from isoscale.parallel.rendezvous import NotMet, OtherSecret, within
 from isoscale.parallel.world import BACKENDS
+from isoscale.printing import finish
 
 LINGER = 5.0
 """Seconds that a rank which met nobody stays: a launcher that sees it end may end rank 0 before that has spoken."""
@@ -226,7 +226,7 @@ def _measured(checkup: Checkup, backend: str | None) -> dict[str, Any]:
 
 def _leave() -> None:
     """End a process of which a thread waits for ever, and which would wait for that at its own end."""
-    sys.stdout.flush()
+    finish()
     os._exit(USER_CAN_FIX)
 
 

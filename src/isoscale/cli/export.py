@@ -1,6 +1,5 @@
 """`isoscale export`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from isoscale.cli.apply import CHECKPOINT, RUN
 from isoscale.cli.arguments import Trust
+from isoscale.printing import echo
 
 
 def export(
@@ -26,11 +26,11 @@ def export(
     found = Run.find(run, trust=trust)
     caution = found.caution(checkpoint)
     if caution is not None:
-        print(caution, file=sys.stderr)
+        echo(caution, err=True)
     written = write(found, out, checkpoint)
-    print(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {out}")
+    echo(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {out}")
     facts = {name: text for name, text in written.metadata.items() if name not in ("recipe", "run", "step", "seal")}
     for name, text in facts.items():
-        print(f"  {name}: {text}")
+        echo(f"  {name}: {text}")
     for note in written.notes:
-        print(f"  {note}")
+        echo(f"  {note}")

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from isoscale.printing import echo
+
 WHAT = {
     "README.md": "what to type",
     "recipe.yaml": "everything about a run, explained",
@@ -26,8 +28,8 @@ def init(
 
     made = make_project(name, path)
     folder = path / name
-    print("\n".join([f"made {folder}", *_tree(made, folder)]))
-    print(f"\nnext:\n  cd {shlex.quote(str(folder))}\n  isoscale train recipe.yaml\n  python -m pytest")
+    echo("\n".join([f"made {folder}", *_tree(made, folder)]))
+    echo(f"\nnext:\n  cd {shlex.quote(str(folder))}\n  isoscale train recipe.yaml\n  python -m pytest")
 
 
 def _tree(made: list[Path], folder: Path) -> list[str]:

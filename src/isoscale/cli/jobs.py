@@ -1,6 +1,5 @@
 """`isoscale status`, `isoscale cancel` and `isoscale logs`: what runs and jobs do now."""
 
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.cli.output import print_columns, print_json
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.launch.jobs import Standing, Tail
@@ -39,10 +39,10 @@ def status(
         ("training", standing.run.status + of),
         *([("message", standing.run.message)] if standing.run.message else []),
     ]
-    print("\n".join([str(standing.run.path), *table(rows)]))
+    echo("\n".join([str(standing.run.path), *table(rows)]))
     stretches = record.get("stretches", [])
     if stretches:
-        print()
+        echo()
         print_columns([TITLES, *(_row(stretch) for stretch in stretches)])
 
 
@@ -54,8 +54,8 @@ def cancel(
 
     standing = _standing(run)
     how = "submit" if standing.is_queued else "train"
-    print(standing.cancel())
-    print(f"go on later with: isoscale {how} --run {shlex.quote(str(standing.run.path))}")
+    echo(standing.cancel())
+    echo(f"go on later with: isoscale {how} --run {shlex.quote(str(standing.run.path))}")
 
 
 def logs(
@@ -74,7 +74,7 @@ def logs(
             shown = _show(tails) or shown
         _show(tails)
     elif not shown:
-        print(f"nothing was written yet; {_job(standing) if standing.job else standing.run.status}", file=sys.stderr)
+        echo(f"nothing was written yet; {_job(standing) if standing.job else standing.run.status}", err=True)
 
 
 def _standing(run: str | None) -> "Standing":
@@ -88,7 +88,7 @@ def _show(tails: "dict[str, Tail]") -> bool:
     """Print what is new, errors where errors go; whether there was something."""
     found = [(name, text) for name, tail in tails.items() for text in tail.more()]
     for name, text in found:
-        print(text, end="", flush=True, file=sys.stderr if name == "err" else sys.stdout)
+        echo(text.replace("\r\n", "\n").replace("\r", "\n"), end="", err=name == "err")
     return bool(found)
 
 

@@ -25,7 +25,8 @@ from isoscale.cli import (
     tensorboard,
     train,
 )
-from isoscale.errors import INTERRUPTED, PeerFailed, Stopped, exit_code
+from isoscale.errors import INTERRUPTED, USER_CAN_FIX, PeerFailed, Stopped, exit_code
+from isoscale.printing import echo, finish
 
 app = typer.Typer(
     name="isoscale",
@@ -55,9 +56,13 @@ app.command("init")(init.init)
 app.command("doctor")(doctor.doctor)
 
 
+_BESIDES = (["train"], ["sweep"], ["scale"], ["submit"])
+"""Commands whose words are not what they are called for."""
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"isoscale {__version__}")
+        echo(f"isoscale {__version__}")
         raise typer.Exit()
 
 
@@ -90,13 +95,17 @@ def run() -> None:
         code = exit_code(error) if asked is None else _told(asked)
         if asked is None and _speaks():
             _report(error, debug)
+    unwritten = finish()
+    if unwritten and code == 0 and words[:1] not in _BESIDES and _speaks():
+        echo(f"error: cannot write standard output: {unwritten}", err=True)
+        code = USER_CAN_FIX
     _exit(code)
 
 
 def _told(code: int | str | None) -> int | str | None:
     """An exit code, after saying that it is one of Ctrl-C."""
     if code == INTERRUPTED and _speaks() and not _has_launched():
-        print("interrupted", file=sys.stderr)
+        echo("interrupted", err=True)
     return code
 
 
@@ -106,9 +115,9 @@ def _report(error: Exception, debug: bool) -> None:
     if debug and not isinstance(error, PeerFailed):
         import traceback
 
-        traceback.print_exception(error)
+        echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     else:
-        print(describe(error), file=sys.stderr)
+        echo(describe(error), err=True)
 
 
 def _speaks() -> bool:

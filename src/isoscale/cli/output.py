@@ -5,10 +5,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from isoscale.printing import echo, one_line
+
 
 def print_json(value: Any) -> None:
     """One line of JSON; a number that is not finite, for which JSON has no word, becomes "nan", "inf" or "-inf"."""
-    print(json.dumps(_finite(value), allow_nan=False))
+    echo(json.dumps(_finite(value), allow_nan=False))
 
 
 def _finite(value: Any) -> Any:
@@ -21,6 +23,6 @@ def _finite(value: Any) -> Any:
 
 def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
     """As wide as needed and never cut, so that names can be copied and lines searched."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    columns = [[one_line(cell) for cell in column] for column in zip(*rows, strict=True)]
+    padded = [[f"{cell:<{max(map(len, column))}}" for cell in column] for column in columns]
+    echo("\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True)))

@@ -10,6 +10,7 @@ from isoscale.cli import complete
 from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.output import print_json
 from isoscale.cli.recipe_import import import_parameters
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.layers import Described
@@ -46,7 +47,7 @@ def list_presets() -> None:
     names = preset_names()
     width = max(map(len, names), default=0)
     for name in names:
-        typer.echo(f"{name:<{width}}  {preset_description(name)}")
+        echo(f"{name:<{width}}  {preset_description(name)}")
 
 
 @app.command()
@@ -60,7 +61,7 @@ def show(
 
     loaded = load_recipe(recipe, overrides or ()).with_sweep()
     text = json.dumps(loaded.values, indent=2, ensure_ascii=False) + "\n" if as_json else loaded.to_yaml()
-    typer.echo(text, nl=False)
+    echo(text, end="")
 
 
 @app.command()
@@ -70,7 +71,7 @@ def check(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
     from isoscale.recipe.trust import Trust
 
     loaded = load_recipe(recipe, overrides or (), check_components=True, trust=Trust.CHECKED)
-    typer.echo(f"{loaded.name}: ok")
+    echo(f"{loaded.name}: ok")
 
 
 @app.command()
@@ -130,13 +131,13 @@ def _print_layers(described: "Described", most: int) -> None:
     from isoscale.observe.layers import layer_lines, visible
 
     layers = described.layers
-    print(f"{described.name}: {layers[0].kind}")
-    print("\n".join(layer_lines(layers, most)))
+    echo(f"{described.name}: {layers[0].kind}")
+    echo("\n".join(layer_lines(layers, most)))
     if described.without_shapes:
-        print(f"no shapes: {described.without_shapes}")
+        echo(f"no shapes: {described.without_shapes}")
     deepest = max((layer.depth for layer in layers if layer.num_parameters), default=0)
     if deepest > max((layer.depth for layer in visible(layers, most)), default=0):
-        print(f"--depth {deepest} shows what these layers are made of")
+        echo(f"--depth {deepest} shows what these layers are made of")
 
 
 @app.command()
@@ -144,7 +145,7 @@ def schema() -> None:
     """Print the JSON Schema of recipes, with which editors complete and explain keys."""
     from isoscale.recipe.schema import Recipe
 
-    typer.echo(json.dumps(Recipe.model_json_schema(), indent=2, ensure_ascii=False))
+    echo(json.dumps(Recipe.model_json_schema(), indent=2, ensure_ascii=False))
 
 
 app.command("import")(import_parameters)

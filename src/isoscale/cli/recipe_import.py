@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from isoscale.printing import echo
+
 if TYPE_CHECKING:
     from isoscale.recipe.importing.imported import Imported, Remark
 
@@ -39,10 +41,10 @@ def import_parameters(
     imported, weights = _imported(parameters, overrides or [], data)
     load_recipe(imported.values)
     if out is None:
-        typer.echo(imported.to_yaml(), nl=False)
+        echo(imported.to_yaml(), end="")
     else:
         _write(out, imported.to_yaml())
-    typer.echo("\n".join(_report(imported, out, weights)), err=out is None)
+    echo("\n".join(_report(imported, out, weights)), err=out is None)
 
 
 def _imported(path: Path, words: list[str], data: str | None) -> "tuple[Imported, Path | None]":

@@ -8,6 +8,7 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.cli.arguments import Trust
+from isoscale.printing import echo
 
 
 def report(
@@ -25,11 +26,15 @@ def report(
         bool, typer.Option("--figures/--no-figures", help="Apply the best weights to the data and show the results.")
     ] = True,
     trust: Trust = False,
+    diff: Annotated[
+        bool, typer.Option("--diff/--no-diff", help="Show the changes of your code that were not committed to git.")
+    ] = True,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write one page about a run: curves, figures, settings, environment, how to reproduce it."""
     import webbrowser
 
+    from isoscale.engine.git import changes_in_words
     from isoscale.errors import UserError
     from isoscale.run import Run
     from isoscale.study.report import write_report
@@ -39,7 +44,10 @@ def report(
         raise UserError(f"a report is about one run; to see several side by side: isoscale compare {names}")
     found = Run.find(runs[0] if runs else None, trust=trust)
     target = out or found.path / "report.html"
-    write_report(found, target, role if figures else None)
-    print(f"written to {target}")
+    write_report(found, target, role if figures else None, diff)
+    echo(f"written to {target}")
+    changes = (found.record.get("code") or {}).get("diff")
+    if diff and changes:
+        echo(f"note: it shows {changes_in_words(changes)}; to leave them out: --no-diff", err=True)
     if open_page and not webbrowser.open(target.resolve().as_uri()):
         raise UserError(f"no browser could be started here; open {target.resolve()} in yours")

@@ -7,6 +7,7 @@ import typer
 from isoscale.cli import complete
 from isoscale.cli.arguments import Trust
 from isoscale.cli.output import print_json
+from isoscale.printing import echo
 
 
 def reproduce(
@@ -34,6 +35,6 @@ def reproduce(
     if as_json:
         print_json(found.as_dict())
     else:
-        print(text(found))
+        echo(text(found))
     if not found.equal:
         raise typer.Exit(1)

@@ -7,6 +7,7 @@ import typer
 
 from isoscale.cli import complete, send
 from isoscale.cli.output import print_columns, print_json
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.study.sweep.plan import Sweep
@@ -40,7 +41,7 @@ def list_(
         print_json(summaries)
         return
     if not summaries:
-        print(f"no runs in {folder}; start one with `isoscale train`")
+        echo(f"no runs in {folder}; start one with `isoscale train`")
         return
     print_columns([TITLES, *(_row(summary, folder) for summary in summaries)])
 
@@ -107,7 +108,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("best", _best(summary) + at),
         ("weights", f"sha256 {summary['weights_sha256']}" if summary["weights_sha256"] else ""),
     ]
-    print("\n".join([summary["path"], *table([(label, text) for label, text in rows if text])]))
+    echo("\n".join([summary["path"], *table([(label, text) for label, text in rows if text])]))
     stages = ("train/", "val/", "test/")
     metrics = {
         name: number(value) if name.startswith(stages) else plain_number(value)
@@ -115,4 +116,4 @@ def _print_summary(summary: dict[str, Any]) -> None:
     }
     if metrics:
         width = max(map(len, metrics))
-        print("\nlast metrics:", *(f"  {name:<{width}}  {text}" for name, text in metrics.items()), sep="\n")
+        echo("\nlast metrics:", *(f"  {name:<{width}}  {text}" for name, text in metrics.items()), sep="\n")

@@ -1,6 +1,5 @@
 """`isoscale scale`."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
 from isoscale.cli.output import print_json
 from isoscale.errors import INTERRUPTED, UserError
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.recipe.trust import Trust
@@ -160,7 +160,7 @@ def _measure_in_job(
     request = Request.make(of_recipe.launch, job.cluster, job.as_keys(), question.ranks[-1])
     loaded = load_recipe(recipe, words, check_components=is_own_environment(request.launch), trust=trust)
     if trust is Trust.CHECKED:
-        print(request.job(planned(loaded, question, run)).script(), end="")
+        echo(request.job(planned(loaded, question, run)).script(), end="")
         return
     to_build(loaded, trust)
     _submit_and_wait(begin(loaded, question, run), request, as_json)
@@ -221,9 +221,9 @@ def _show(study: "Study", as_json: bool) -> None:
     if as_json:
         print_json(scale_table.as_dict(study))
         return
-    print(scale_table.text(study))
+    echo(scale_table.text(study))
     if written:
-        print("", *table(written), sep="\n", flush=True)
+        echo("", *table(written), sep="\n")
 
 
 def _write(study: "Study") -> list[tuple[str, str]]:
@@ -244,4 +244,4 @@ def _write(study: "Study") -> list[tuple[str, str]]:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    echo(line, err=True)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isoscale.cli import complete
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +31,9 @@ def send(
     found = Run.find(run)
     observer = build_logger(_spec(logger, arguments or []), (logger,))
     num_events = _tell(found, observer, logger)
-    print(f"{found.path}: {num_events:,} entries sent to {logger}")
+    echo(f"{found.path}: {num_events:,} entries sent to {logger}")
     for purpose, command in _commands(observer, found.path):
-        print(f"  {purpose}: {command}")
+        echo(f"  {purpose}: {command}")
 
 
 def _spec(logger: str, words: list[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.job_options import JobOptions, with_job_options
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.launch.submission import Submission
@@ -53,9 +54,9 @@ def submit(
         command=["isoscale", *sys.argv[1:]], trust=Trust.CHECKED if dry_run else Trust.of(trust),
     )  # fmt: skip
     if submission.loaded.sweep_note is not None:
-        print(submission.loaded.sweep_note, file=sys.stderr)
+        echo(submission.loaded.sweep_note, err=True)
     if dry_run:
-        print(submission.job.script(), end="")
+        echo(submission.job.script(), end="")
         return
     _send(submission)
 
@@ -81,4 +82,4 @@ def _send(submission: "Submission") -> None:
         ("follow it", f"isoscale logs -f {path}"),
         ("end it", f"isoscale cancel {path}"),
     ]
-    print("\n".join([f"submitted job {number}: {submission.job.resources}{each}", *table(rows)]))
+    echo("\n".join([f"submitted job {number}: {submission.job.resources}{each}", *table(rows)]))

@@ -13,6 +13,7 @@ from isoscale.cli.arguments import OptionalRecipe, sort_out
 from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
 from isoscale.cli.output import print_columns
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.launch.job_script import Job
@@ -127,7 +128,7 @@ def _begin(
     if request is not None:
         job = sweep_job.new_job(plan, request, run)
         if dry_run:
-            print(job.script(), end="")
+            echo(job.script(), end="")
         else:
             _say_sent(*sweep_job.send_new(plan, job), job)
         return
@@ -148,13 +149,13 @@ def _continue(
 
     chosen = select(sweep, failed)
     if chosen.elsewhere:
-        print(f"left alone, because they train already or wait for a job: {_names(chosen.elsewhere)}", file=sys.stderr)
+        echo(f"left alone, because they train already or wait for a job: {_names(chosen.elsewhere)}", err=True)
     if not chosen.points:
         _report(sweep, states_of(sweep))
     elif request is not None:
         job = sweep_job.next_job(sweep, chosen.points, request)
         if dry_run:
-            print(job.script(), end="")
+            echo(job.script(), end="")
         else:
             _say_sent(sweep_job.send_next(sweep, job), sweep, job)
     elif dry_run:
@@ -185,12 +186,12 @@ def _train(sweep: "Sweep", points: "Sequence[Point]", workers: int, devices: int
     from isoscale.study.sweep.states import FAILED
 
     total = len(sweep.points)
-    print(f"{sweep.path}: {len(points)} of {total} point{'s' * (total > 1)} to train, {workers} at a time", flush=True)
+    echo(f"{sweep.path}: {len(points)} of {total} point{'s' * (total > 1)} to train, {workers} at a time")
     runner = Runner(sweep, points, Crew(workers, devices), display_on(sys.stdout, sweep))
     states = runner.run()
     _report(sweep, states)
     if runner.was_stopped:
-        print(f"\nstopped; go on: {command_to_go_on(sweep)}")
+        echo(f"\nstopped; go on: {command_to_go_on(sweep)}")
         raise Stopped
     if any(state.status in FAILED for state in states):
         raise typer.Exit(EXIT_FAILED)
@@ -203,16 +204,16 @@ def _report(sweep: "Sweep", states: "Sequence[State]") -> None:
     from isoscale.study.sweep.states import FAILED, best_first, counts, table
 
     ordered = best_first(sweep, states)
-    print()
+    echo()
     print_columns(table(sweep, ordered))
-    print(f"\n{counts(states)}")
+    echo(f"\n{counts(states)}")
     if ordered[0].best is not None:
-        print(f"best: {sweep.record['monitor']} {number(ordered[0].best)} in {sweep.folder(ordered[0].point)}")
+        echo(f"best: {sweep.record['monitor']} {number(ordered[0].best)} in {sweep.folder(ordered[0].point)}")
     wrong = [state for state in states if state.status in FAILED]
     for state in wrong:
-        print(f"\n{state.point.name} {state.status}: {state.message or ''}".rstrip(), file=sys.stderr)
+        echo(f"\n{state.point.name} {state.status}: {state.message or ''}".rstrip(), err=True)
     if wrong:
-        print(f"\nonce that is repaired: {command_to_go_on(sweep, '--failed')}", file=sys.stderr)
+        echo(f"\nonce that is repaired: {command_to_go_on(sweep, '--failed')}", err=True)
 
 
 def _say_sent(number: str, sweep: "Sweep", job: "Job") -> None:
@@ -237,4 +238,4 @@ def _say_sent(number: str, sweep: "Sweep", job: "Job") -> None:
         ("end all", f"scancel {number}"),
     ]
     told = f"submitted job {number}: {count} point{'s' * (count > 1)}, each {job.resources}{each}"
-    print("\n".join([told, *table(rows)]))
+    echo("\n".join([told, *table(rows)]))

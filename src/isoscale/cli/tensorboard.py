@@ -4,7 +4,6 @@ import getpass
 import os
 import signal
 import socket
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.errors import UserError
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.observe.tensorboard_server import TensorBoardServer
@@ -48,7 +48,7 @@ def tensorboard(
     shown = _with_events(meant)
     chosen = _port(host, port)
     if host not in THIS_MACHINE:
-        print(f"warning: everyone who can reach this machine at {host} can read these runs", file=sys.stderr)
+        echo(f"warning: everyone who can reach this machine at {host} can read these runs", err=True)
     _end_at_signals()
     try:
         with TensorBoardServer(host, chosen) as server:
@@ -112,7 +112,7 @@ def _wait(server: "TensorBoardServer", words: list[str]) -> None:
 
 
 def _say(*lines: str) -> None:
-    print(*lines, sep="\n", flush=True)
+    echo(*lines, sep="\n")
 
 
 def _overview(names: list[str], num_without: int) -> str:

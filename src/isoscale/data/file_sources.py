@@ -1,6 +1,5 @@
 """Samples in files, as a recipe names them: columns by name, cut into train, val and test."""
 
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from isoscale.data.formats.opening import SUFFIXES, dataset_names, format_of, op
 from isoscale.data.formats.views import Without, files_of, place
 from isoscale.data.sources import Source, Sources, Subset, split_source
 from isoscale.errors import UserError
+from isoscale.printing import echo
 
 Spec = str | list[str] | dict[str, Any]
 """A column: a path or pattern, a list of them, or a mapping of options."""
@@ -195,4 +195,4 @@ def _place(column: Column, rows: Rows) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
+    echo(f"note: {text}", err=True)

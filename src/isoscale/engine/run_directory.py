@@ -5,10 +5,9 @@ import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 
 from isoscale._version import __version__
 from isoscale.engine.checkpoint import Checkpoints
+from isoscale.engine.git import code
 from isoscale.engine.seal import adopted, with_seal
 from isoscale.errors import UserError
 
@@ -167,22 +167,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def code() -> Mapping[str, str] | None:
-    """Commit and uncommitted changes of the git repository around the working directory, if there is one."""
-    commit = _git("rev-parse", "HEAD")
-    if not commit:
-        return None
-    return {"folder": _git("rev-parse", "--show-toplevel"), "commit": commit, "diff": _git("diff", "HEAD")[:1_000_000]}
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, errors="replace")
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def command_line() -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from isoscale.printing import shout
+
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
 _LOOK_EVERY = 1.0
 """Seconds between two looks at files and clock."""
@@ -79,14 +81,14 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.reason is not None:
             if number == signal.SIGINT:
-                os.write(2, b"\nstopping now; the last checkpoint is the place to go on from\n")
+                shout("\nstopping now; the last checkpoint is the place to go on from\n")
                 raise KeyboardInterrupt
             return  # job schedulers repeat themselves
         self._ask(signal.Signals(number).name)
         self._told(signal.Signals(number).name, "; Ctrl-C again stops now" if number == signal.SIGINT else "")
 
     _told: Callable[[str, str], Any] = staticmethod(
-        lambda name, hint: os.write(2, f"\n{name}: finishing the launch and saving{hint}\n".encode())
+        lambda name, hint: shout(f"\n{name}: finishing the launch and saving{hint}\n")
     )
 
     @contextmanager

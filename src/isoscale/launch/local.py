@@ -23,6 +23,7 @@ from isoscale.errors import DONE, FAILED, INTERRUPTED, START_AGAIN, UserError
 from isoscale.parallel import secret
 from isoscale.parallel.environment import PARENT, find
 from isoscale.parallel.hub import GO_ON
+from isoscale.printing import echo
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _LOOK_EVERY = 0.05
@@ -223,10 +224,10 @@ class _Crew:
         is_told = first.failed and (first.code or 0) > 0
         if code < 0:
             ended = f"error: rank {failed.rank} was ended by {signal.Signals(-code).name}"
-            print(ended if is_told else f"{ended}\n  {GO_ON}", file=sys.stderr)
+            echo(ended if is_told else f"{ended}\n  {GO_ON}", err=True)
         text = failed.last_lines()
         if text and (code < 0 or not is_told):
-            print(f"the last lines of rank {failed.rank}:\n{text}".rstrip(), file=sys.stderr)
+            echo(f"the last lines of rank {failed.rank}:\n{text}".rstrip(), err=True)
 
     @property
     def exit_code(self) -> int:

@@ -26,6 +26,7 @@ from isoscale.observe.events import (
 from isoscale.observe.progress import Progress
 from isoscale.observe.terminal import TerminalDisplay
 from isoscale.observe.text import end_lines, epoch_line, heading, note_line, prefixed, rank_prefix, start_lines
+from isoscale.printing import echo
 
 LEVELS = ("debug", "info", "warning", "error")
 SECONDS_BETWEEN_LINES = 10.0
@@ -44,7 +45,7 @@ class Console:
         """With `rank`, every line names the rank that it comes from, and events are of that one."""
         self._lowest_level = LEVELS.index(level)
         quiet = self._lowest_level > LEVELS.index("info")
-        self._display = _display(format, stream or sys.stdout, quiet, rank)
+        self._display = _display(format, stream or sys.stdout or _nowhere(), quiet, rank)
 
     def notify(self, event: Event) -> None:
         """Print the event, unless it is a note that nobody asked for."""
@@ -118,7 +119,7 @@ class PlainDisplay:
 
     def _print(self, *lines: str) -> None:
         self._next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
-        print(*prefixed(lines, self._prefix), sep="\n", file=self._stream, flush=True)
+        echo(*prefixed(lines, self._prefix), sep="\n", file=self._stream)
 
 
 class JsonDisplay:
@@ -139,10 +140,15 @@ class JsonDisplay:
 
     def _print(self, event: Event) -> None:
         head = {"event": _snake_case(type(event).__name__), "time": round(time.time(), 3)}
-        print(_json({**head, **self._of_rank, **_fields(event)}), file=self._stream, flush=True)
+        echo(_json({**head, **self._of_rank, **_fields(event)}), file=self._stream)
 
     def close(self) -> None:
         """Nothing is open: the stream belongs to others."""
+
+
+def _nowhere() -> TextIO:
+    """Where words go in a process that has no standard output."""
+    return open(os.devnull, "w")
 
 
 def _display(format: str, stream: TextIO, quiet: bool, rank: int | None) -> Observer:

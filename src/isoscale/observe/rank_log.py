@@ -1,6 +1,5 @@
 """The words of several ranks: gathered on rank 0, or each rank's in a file of its own."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from isoscale.observe.observers import Observers
 from isoscale.observe.streams import Overheard
 from isoscale.observe.text import duration, logged_line
 from isoscale.observe.text_log import TextLog
+from isoscale.printing import echo
 
 PATIENCE = 2.0
 """Seconds to wait for the last words of a rank to leave it, and for rank 0 to have them."""
@@ -118,7 +118,7 @@ class Speaker:
         """Give the streams back and say what is left: to nobody but them, where rank 0 is gone."""
         self._overheard.release()
         for said in self._courier.close(PATIENCE):
-            print(said.text, file=sys.stderr)
+            echo(said.text, err=True)
         if self._files is not None:
             self._files.close()
 

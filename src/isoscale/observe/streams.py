@@ -19,7 +19,7 @@ class Overheard:
 
     def __init__(self, take: Take) -> None:
         """`take` gets every line that is printed from here on."""
-        self._names = ("stdout", "stderr")
+        self._names = [name for name in ("stdout", "stderr") if getattr(sys, name) is not None]  # or it was closed
         self._streams = [_Stream(getattr(sys, name), take) for name in self._names]
         for name, stream in zip(self._names, self._streams, strict=True):
             setattr(sys, name, stream)

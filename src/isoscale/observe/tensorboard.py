@@ -10,6 +10,7 @@ from isoscale.observe.event_file import EventFile
 from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Started
 from isoscale.observe.exhibits import Exhibit, Network
 from isoscale.observe.files import failures_in_words
+from isoscale.printing import one_line
 
 FINAL = "final"
 
@@ -117,7 +118,7 @@ def _by_folder(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def _folder_and_tag(name: str) -> tuple[str, str]:
-    stage, _, metric = name.partition("/")
+    stage, _, metric = one_line(name).partition("/")
     if stage == "train" and metric.endswith("_epoch"):
         return "train_epoch", metric.removesuffix("_epoch")
     return (stage, metric) if stage in ("train", "val", "test") else ("train", name)

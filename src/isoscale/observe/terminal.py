@@ -25,6 +25,7 @@ from isoscale.observe.text import (
     start_rows,
     start_tables,
 )
+from isoscale.printing import visible
 
 REFRESHES_PER_SECOND = 5
 WIDE = 100
@@ -53,7 +54,7 @@ class TerminalDisplay:
                 self._print(self._epoch_text(event))
             case Note():
                 lines = prefixed(note_line(event).split("\n"), rank_prefix(event, self._rank))
-                self._print(Text("\n".join(lines), NOTE_STYLES[event.level]))
+                self._print(_text("\n".join(lines), NOTE_STYLES[event.level]))
             case Started():
                 self._start(event)
             case Ended():
@@ -67,11 +68,11 @@ class TerminalDisplay:
 
     def _start(self, event: Started) -> None:
         self.close()
-        self._print(Text(heading(event), "bold"))
+        self._print(_text(heading(event), "bold"))
         self._console.print(_grid(start_rows(event)))
         tables = start_tables(event)
         if tables:
-            self._console.print(Text("\n".join(tables), "dim"), no_wrap=True, overflow="ellipsis", crop=True)
+            self._console.print(_text("\n".join(tables), "dim"), no_wrap=True, overflow="ellipsis", crop=True)
         self._console.print()
         self._progress = Progress(event, time.monotonic())
         self._bar = _bar(self._progress, self._console, self._stream)
@@ -86,7 +87,7 @@ class TerminalDisplay:
         self.close()
         directory = self._progress.started.directory if self._progress else ""
         self._console.print()
-        self._print(Text(heading(event, directory), "bold"))
+        self._print(_text(heading(event, directory), "bold"))
         if event.rows:
             self._console.print(_grid(event.rows))
         if event.commands:
@@ -94,13 +95,15 @@ class TerminalDisplay:
         width = label_width(event.commands)
         for purpose, command in event.commands:
             # A command that is broken over two lines could not be copied: the terminal itself wraps it.
-            self._console.print(Text.assemble((f"  {purpose:<{width}}  ", "dim"), command), soft_wrap=True)
+            self._console.print(
+                Text.assemble((f"  {visible(purpose):<{width}}  ", "dim"), visible(command)), soft_wrap=True
+            )
 
     def _epoch_text(self, event: EpochEnded) -> Text:
         started = self._progress.started if self._progress else None
         prefix = rank_prefix(event, self._rank)
         lines = epoch_line(event, started, self._console.width - len(prefix)).split("\n")
-        text = Text("\n".join(prefixed(lines, prefix)))
+        text = _text("\n".join(prefixed(lines, prefix)))
         text.highlight_regex(r" \* ", "bold green")
         return text
 
@@ -117,7 +120,7 @@ class _Words(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """The text as it is now."""
-        return Text(self._words())
+        return _text(self._words())
 
 
 class _Bar(RichProgress):
@@ -150,10 +153,14 @@ def _bar(progress: Progress, console: RichConsole, stream: TextIO) -> RichProgre
         refresh_per_second=REFRESHES_PER_SECOND,
         # What others print appears above the bar, except where the user sends it to a file.
         redirect_stdout=stream is sys.stdout,
-        redirect_stderr=sys.stderr.isatty(),
+        redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
     )
     bar.add_task("", total=progress.started.num_steps, completed=progress.step)
     return bar
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(visible(text), style)
 
 
 def _grid(rows: Sequence[tuple[str, str]]) -> Table:
@@ -161,5 +168,5 @@ def _grid(rows: Sequence[tuple[str, str]]) -> Table:
     grid.add_column(width=2 + label_width(rows), no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
     for label, text in rows:
-        grid.add_row(f"  {label}", Text(text))
+        grid.add_row(_text(f"  {label}"), _text(text))
     return grid

@@ -8,6 +8,7 @@ from isoscale.errors import UserError
 from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Note, Started
 from isoscale.observe.files import failures_in_words
 from isoscale.observe.text import end_lines, epoch_line, logged_line, note_line, prefixed, rank_prefix, start_lines
+from isoscale.printing import visible
 
 
 class TextLog:
@@ -18,8 +19,7 @@ class TextLog:
         self._path = Path(path)
         self._rank = rank
         with failures_in_words(self._path):
-            # A file name or a note may hold what UTF-8 cannot; that must not cost the log.
-            self._file = self._path.open("a", encoding="utf-8", errors="backslashreplace")
+            self._file = self._path.open("a", encoding="utf-8")
         self._started: Started | None = None
 
     @classmethod
@@ -41,7 +41,7 @@ class TextLog:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         lines = prefixed(self._lines(event), rank_prefix(event, self._rank))
         try:
-            self._file.write("".join(f"{stamp}  {line}".rstrip() + "\n" for line in lines))
+            self._file.write("".join(f"{stamp}  {visible(line)}".rstrip() + "\n" for line in lines))
             self._file.flush()
         except OSError as error:
             error.filename = error.filename or str(self._path)

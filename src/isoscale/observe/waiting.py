@@ -17,7 +17,7 @@ class Waiting:
         self._bar: Progress | None = None
 
     def __enter__(self) -> "Waiting":
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             self._bar = _bar()
             self._bar.start()
         return self

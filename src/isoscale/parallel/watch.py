@@ -22,6 +22,7 @@ from isoscale.errors import FAILED, PeerFailed, exit_code, message
 from isoscale.parallel.hub import BEAT, GO_ON, AwakeClock, Cause, Line, knock
 from isoscale.parallel.process import end_of
 from isoscale.parallel.secret import Key
+from isoscale.printing import shout
 
 REACT = 5.0
 """Seconds that the main thread has to end by itself once a cause is known."""
@@ -213,7 +214,7 @@ class Watch:
         if self.speaks:
             error = cause.error()
             behind_a_bar = "\n" if os.isatty(2) else ""
-            os.write(2, f"{behind_a_bar}error: {error}\n{error.traceback}".encode())
+            shout(f"{behind_a_bar}error: {error}\n{error.traceback}")
         if self.on_abort is not None:
             last = threading.Thread(target=self.on_abort, args=(cause.message,), daemon=True)
             last.start()

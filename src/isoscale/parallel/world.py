@@ -29,6 +29,7 @@ from isoscale.parallel.ranks import ALONE, Ranks
 from isoscale.parallel.rendezvous import Comer, NotMet, Rendezvous, interface, own_door, patience, within
 from isoscale.parallel.sockets import open_sockets, shut
 from isoscale.parallel.watch import Watch
+from isoscale.printing import finish
 
 NO_LIMIT = timedelta(days=30)
 """For a single collective: it is the watch that ends a wait, and it can name who is missing."""
@@ -290,6 +291,5 @@ def end(code: int) -> None:
     if _membership.watch.cause is None:
         threading._shutdown()  # type: ignore[attr-defined]  # what Python does first: pools know no other sign to end
         atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    finish()
     os._exit(code)

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from isoscale.errors import UserError
 from isoscale.observe.files import failures_in_words
 from isoscale.observe.text import split_stage
+from isoscale.printing import one_line
 from isoscale.study.compare import Comparison, monitored
 from isoscale.study.facts import Curve, Facts
 from isoscale.study.table import setting_text
@@ -127,5 +128,5 @@ def _names(comparison: Comparison) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Text in which dollar signs are dollar signs and not the marks of a formula."""
-    return text.replace("$", r"\$")
+    """Text in which dollar signs are dollar signs and not the marks of a formula, and all else can be drawn."""
+    return one_line(text).replace("$", r"\$")

@@ -4,6 +4,8 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
+from isoscale.printing import visible
+
 _EMPTY = ("br", "hr", "img", "input", "meta")
 """Elements that HTML writes without an end."""
 
@@ -44,9 +46,9 @@ def folded(summary: str, *children: str | None) -> Markup:
 
 
 def _escaped(text: str) -> str:
-    return text if isinstance(text, Markup) else html.escape(text)
+    return text if isinstance(text, Markup) else html.escape(visible(text))
 
 
 def _attribute(name: str, value: Any) -> str:
     written = name.rstrip("_").replace("_", "-")
-    return written if value is True else f'{written}="{html.escape(str(value))}"'
+    return written if value is True else f'{written}="{html.escape(visible(str(value)))}"'

@@ -30,15 +30,18 @@ QUIET = ("time/seconds",)
 """Curves that nobody looks at: time goes on."""
 
 
-def write_report(run: str | Path | Run, path: str | Path | None = None, role: str | None = "val") -> Path:
+def write_report(
+    run: str | Path | Run, path: str | Path | None = None, role: str | None = "val", diff: bool = True
+) -> Path:
     """Write the page about a run to RUN/report.html or elsewhere, and return where it is.
 
-    The figures show the best weights applied to the `role` part of the data; None leaves them out.
+    The figures show the best weights applied to the `role` part of the data; None leaves them out. Without `diff`, the
+    uncommitted changes of the user's code stay out.
     """
     found = run if isinstance(run, Run) else Run.find(str(run))
     target = Path(path) if path is not None else found.path / "report.html"
     _check_path(target)
-    text = page(read(found), role)
+    text = page(read(found), role, diff)
     with failures_in_words(target):
         target.write_bytes(text.encode("utf-8", "replace"))
     return target
@@ -51,7 +54,7 @@ def _check_path(path: Path) -> None:
         raise UserError(f"--out {path}: there is no folder {path.parent}; make it, or choose another one")
 
 
-def page(facts: Facts, role: str | None) -> str:
+def page(facts: Facts, role: str | None, diff: bool = True) -> str:
     """The whole page."""
     style, script = (
         files("isoscale.study").joinpath("page", name).read_text("utf-8") for name in ("page.css", "page.js")
@@ -65,7 +68,7 @@ def page(facts: Facts, role: str | None) -> str:
         element("title", f"{facts.label}, {facts.status}"),
         element("style", Markup(style)),
     )
-    body = element("body", element("main", *_body(facts, role)), element("script", Markup(script)))
+    body = element("body", element("main", *_body(facts, role, diff)), element("script", Markup(script)))
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
@@ -75,7 +78,7 @@ def _policy(script: str) -> str:
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def _body(facts: Facts, role: str | None) -> list[Markup | None]:
+def _body(facts: Facts, role: str | None, diff: bool) -> list[Markup | None]:
     return [
         sections.header(facts),
         sections.tiles(facts),
@@ -84,8 +87,8 @@ def _body(facts: Facts, role: str | None) -> list[Markup | None]:
         _section("Layers", sections.layers(facts)),
         _section("Where the time went", sections.profile(facts)),
         _section("Settings", sections.settings(facts)),
-        _section("Environment", sections.environment(facts)),
-        _section("Reproduce it", sections.commands(facts)),
+        _section("Environment", sections.environment(facts, diff)),
+        _section("Reproduce it", sections.commands(facts, diff)),
         element("footer", f"Written {time.strftime('%Y-%m-%d %H:%M')} from {facts.run.path.resolve()}"),
     ]
 

@@ -10,7 +10,8 @@ import torch
 
 from isoscale._version import __version__
 from isoscale.engine import accelerator as accelerators
-from isoscale.engine.run_directory import code, hardware, package_versions
+from isoscale.engine.git import code
+from isoscale.engine.run_directory import hardware, package_versions
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.errors import UserError
 from isoscale.observe.config import Observe

@@ -123,8 +123,8 @@ def _setting(setting: Setting) -> list[str]:
     return [element("code", setting.key), element("code", text), setting.origin]
 
 
-def environment(facts: Facts) -> Markup:
-    """Where and with what it ran."""
+def environment(facts: Facts, diff: bool) -> Markup:
+    """Where and with what it ran; with `diff`, also which changes of the code were not committed."""
     record = facts.record
     code = record.get("code") or {}
     packages = ", ".join(f"{name} {version}" for name, version in record.get("packages", {}).items())
@@ -143,8 +143,10 @@ def environment(facts: Facts) -> Markup:
         ("peak memory", size(peak) if peak else None),
         ("code", code.get("commit")),
     ]
-    diff = folded("uncommitted changes of the code", element("pre", code["diff"])) if code.get("diff") else None
-    return joined([facts_list(rows), diff])
+    changes = code.get("diff") if diff else None
+    return joined([
+        facts_list(rows), folded("uncommitted changes of the code", element("pre", changes)) if changes else None,
+    ])  # fmt: skip
 
 
 def _decided(decided: dict[str, Any]) -> str:
@@ -158,7 +160,7 @@ def _pinned(packages: dict[str, str]) -> str:
     return f"torch=={packages['torch'].partition('+')[0]}" if "torch" in packages else ""
 
 
-def commands(facts: Facts) -> Markup:
+def commands(facts: Facts, diff: bool) -> Markup:
     """What to type to have the run again, to go on with it and to measure it."""
     record, path = facts.record, shlex.quote(str(facts.run.path.resolve()))
     if record.get("given"):
@@ -169,7 +171,8 @@ def commands(facts: Facts) -> Markup:
         f"pip install isoscale=={record.get('isoscale')} {_pinned(record.get('packages', {}))}".rstrip(),
         f"isoscale train {path}/recipe.yaml",
     ]
-    changes = "The code had changes that were not committed; they stand above." if code.get("diff") else None
+    where = "stand above" if diff else "are in run.json, and not on this page"
+    changes = f"The code had changes that were not committed; they {where}." if code.get("diff") else None
     return joined([
         element("p", "The same run again:"), element("pre", "\n".join(again)),
         element("p", changes) if changes else None,

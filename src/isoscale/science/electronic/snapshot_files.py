@@ -3,7 +3,6 @@
 import glob
 import json
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from isoscale.data.formats.finding import natural
 from isoscale.data.formats.opening import open_column
 from isoscale.data.formats.views import View, Without, place
 from isoscale.errors import UserError
+from isoscale.printing import echo
 from isoscale.science.electronic.calculation import read_calculation
 from isoscale.science.electronic.openpmd import Components, components
 from isoscale.science.electronic.snapshot_source import Snapshot, SnapshotSource
@@ -263,7 +263,7 @@ def _shuffled(name: str, path: Path) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
+    echo(f"note: {text}", err=True)
 
 
 def _times(shape: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from isoscale.observe.text import number
+from isoscale.printing import echo, one_line, visible
 from isoscale.study.sweep.plan import Sweep
 from isoscale.study.sweep.states import FAILED, STARTING, WAITING, State, counts, table
 
@@ -60,7 +61,7 @@ class PlainDisplay:
 
     def say(self, text: str) -> None:
         """Print a line at once."""
-        print(text, file=self._stream, flush=True)
+        echo(text, file=self._stream)
 
     def __enter__(self) -> Self:
         return self
@@ -91,17 +92,17 @@ class TerminalDisplay:
         from rich.text import Text
 
         room = max(1, self._console.height - MARGIN)
-        visible = _most_interesting(states, room)
-        titles, *rows = table(self._sweep, visible)
+        shown = _most_interesting(states, room)
+        titles, *rows = table(self._sweep, shown)
         drawn = Table(*titles[:-1], box=None, pad_edge=False, header_style="dim")
-        for state, row in zip(visible, rows, strict=True):
-            drawn.add_row(*row[:-1], style=STYLES.get(state.status, "red"))
-        more = f", {len(states) - len(visible)} more are not shown" if len(visible) < len(states) else ""
+        for state, row in zip(shown, rows, strict=True):
+            drawn.add_row(*map(one_line, row[:-1]), style=STYLES.get(state.status, "red"))
+        more = f", {len(states) - len(shown)} more are not shown" if len(shown) < len(states) else ""
         return Group(drawn, Text(counts(states) + more, "dim"))
 
     def say(self, text: str) -> None:
         """Print a line above the table."""
-        self._console.print(text)
+        self._console.print(visible(text))
 
     def __enter__(self) -> Self:
         self._live.start()
