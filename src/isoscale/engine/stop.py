@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+from isoscale import signals
+
 _LOOK_EVERY = 1.0
 """Seconds between two looks at files and clock."""
 _MARGIN = 30.0
@@ -25,6 +26,7 @@ class StopRequest:
         """Nobody has asked for anything yet, and there is nothing to look at."""
         self.reason: str | None = None
         """Why to stop, once somebody wants it."""
+        self._signals = signals.Requests()
         self.saves = 0
         """How often a checkpoint was asked for."""
         self._folder: Path | None = None
@@ -77,16 +79,16 @@ class StopRequest:
         self.reason = self.reason or reason
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.reason is not None:
-            if number == signal.SIGINT:
-                os.write(2, b"\nstopping now; the last checkpoint is the place to go on from\n")
-                raise KeyboardInterrupt
-            return  # job schedulers repeat themselves
-        self._ask(signal.Signals(number).name)
-        self._told(signal.Signals(number).name, "; Ctrl-C again stops now" if number == signal.SIGINT else "")
+        meaning, name = self._signals.meaning(number), signal.Signals(number).name
+        if meaning == "now":
+            signals.say("\nstopping now; the last checkpoint is the place to go on from\n")
+            raise KeyboardInterrupt
+        if meaning == "first":
+            self._ask(name)
+            self._told(name, "; Ctrl-C again stops now" if number == signal.SIGINT else "")
 
     _told: Callable[[str, str], Any] = staticmethod(
-        lambda name, hint: os.write(2, f"\n{name}: finishing the launch and saving{hint}\n".encode())
+        lambda name, hint: signals.say(f"\n{name}: finishing the launch and saving{hint}\n")
     )
 
     @contextmanager
@@ -95,19 +97,10 @@ class StopRequest:
 
         May be used inside itself.
         """
-        before: dict[int, Any] = {}
         if not aloud:
             self._told = lambda name, hint: None
-        try:
-            for number in _SIGNALS:
-                before[number] = signal.signal(number, self._handle)
-        except ValueError:  # not the main thread: a notebook's worker, say
-            pass
-        try:
+        with signals.hearing(self._handle):
             yield
-        finally:
-            for listened, handler in before.items():
-                signal.signal(listened, handler)
 
 
 def deadline(stop_after: float | None, environment: Mapping[str, str] = os.environ) -> float | None:
