@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "isoscale"
 
-LEAVES = ("isoscale.errors", "isoscale.config", "isoscale.printing", "isoscale._version")
+LEAVES = ("isoscale.errors", "isoscale.config", "isoscale.printing", "isoscale.signals", "isoscale._version")
 """Modules that every room may use, and that use no room themselves."""
 
 BELOW = {

@@ -9,21 +9,25 @@ import signal
 import threading
 import time
 
+from isoscale import signals
 from isoscale.errors import INTERRUPTED, START_AGAIN, Stopped
 from isoscale.printing import shout
 
 PATIENCE = 5.0
 """Seconds to end in an orderly way."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _asked: str | None = None
+_requests = signals.Requests()
 _guard: threading.Thread | None = None
 
 
 def listen() -> None:
     """From now on such a request ends the process as it would later: start me again. Ctrl-C interrupts it."""
-    global _asked, _guard
-    _asked = None
-    for number in _SIGNALS:
+    global _asked, _guard, _requests
+    if signal.getsignal(signal.SIGTERM) is _stop:
+        return
+    signals.own_process()
+    _asked, _requests = None, signals.Requests()
+    for number in signals.heard():
         signal.signal(number, _stop)
     if _guard is None:
         reading, writing = os.pipe()
@@ -49,7 +53,13 @@ def _code(number: int) -> int:
 
 
 def _stop(number: int, frame: object) -> None:
+    """Raise once: raised again on the way out, it would be an error of its own."""
     global _asked
+    meaning = _requests.meaning(number)
+    if meaning == "now":
+        os._exit(exit_code() or INTERRUPTED)
+    if meaning == "again":
+        return
     _asked = signal.Signals(number).name
     if number == signal.SIGINT:
         raise KeyboardInterrupt
@@ -61,7 +71,7 @@ def _see_to_it(reading: int) -> None:
     """End a process that has not ended by itself and did not listen, neither when it was asked nor since."""
     while received := os.read(reading, 1):
         number = received[0]
-        if number in _SIGNALS and signal.getsignal(number) is _stop:
+        if number in signals.ALL and signal.getsignal(number) is _stop:
             time.sleep(PATIENCE)
             if signal.getsignal(number) is _stop:
                 os._exit(_code(number))

@@ -23,10 +23,18 @@ class UserError(ValueError):
     exit_code = USER_CAN_FIX
 
 
-class Stopped(Exception):
-    """Training stopped on request, with a checkpoint: start the same command again to go on."""
+class Stopped(SystemExit):
+    """Training stopped on request, with a checkpoint: start the same command again to go on.
+
+    A script that does not expect it ends with the exit code that says so, as a command does.
+    """
 
     exit_code = START_AGAIN
+
+    def __init__(self, message: str = "") -> None:
+        """Why and where it stopped."""
+        super().__init__(message)
+        self.code = START_AGAIN
 
 
 class PeerFailed(Exception):

@@ -96,6 +96,8 @@ class Session:
     """Whether the directory was made for a job or a sweep, and is not this start's to remove."""
     _began: float | None = field(default=None, init=False)
     """When training began, for the ledger; one that goes back to a checkpoint has begun before."""
+    _before: Engine | None = field(default=None, init=False)
+    """What trained up to a place from which it goes back to a checkpoint."""
     _listening: ExitStack = field(default_factory=ExitStack, init=False)
     """From the first step until the end is written down: to be told to stop once more must not disturb that."""
 
@@ -184,13 +186,11 @@ class Session:
             self._open_rank_log(observers)  # rank 0 listens, and the run has its directory
         metric_log = self._open_logs(observers, state)
         self._open_loggers(observers, loggers)
-        before: Engine | None = getattr(self, "engine", None)
+        self._before = getattr(self, "engine", None)
         self.engine = engine = Engine(
             self.settings, decided, observers, self.directory, metric_log, self.profile, self.ranks,
             self.where is not None,
         )  # fmt: skip
-        if before is not None:
-            engine.stop.reason = before.stop.reason  # asked for on the way back to a checkpoint
         engine.rolled_back = [(first, last) for first, last in record.get("rolled_back", [])]
         try:
             # Guarded here, so that what is written down is the reason on whichever rank.
@@ -198,7 +198,6 @@ class Session:
                 self._fit(observers, record, state)
         except _WentBack:
             engine.release()
-            self._listening.close()
             return False
         except Stopped as stopped:
             self._end(observers, "stopped", str(stopped))
@@ -224,7 +223,8 @@ class Session:
         self._begin(observers, state is not None)
         if self.where is not None:
             self._listening.enter_context(engine.stop.listening(aloud=self.ranks.is_first))
-        engine.stop.reason = engine.stop.reason or early_stop.asked()  # where nobody listened
+        asked = self._before.stop.reason if self._before is not None else None  # on the way back to a checkpoint
+        engine.stop.reason = engine.stop.reason or asked or early_stop.asked()  # where nobody listened
         try:
             engine.fit()
         except NotFinite as error:  # on all ranks alike

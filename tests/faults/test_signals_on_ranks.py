@@ -382,6 +382,11 @@ class Terminal:
         """Type Ctrl-C."""
         os.write(self._main, b"\x03")
 
+    def closed(self) -> int:
+        """Close it, as a connection that is lost does; the exit code of what ran in it."""
+        os.close(self._main)
+        return self._process.wait(timeout=60)
+
     def ended(self) -> int:
         """The exit code, after its last word."""
         self.read_until(lambda: False)

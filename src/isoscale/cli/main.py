@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from isoscale import early_stop
+from isoscale import early_stop, signals
 from isoscale._version import __version__
 from isoscale.cli import (
     apply,
@@ -133,6 +133,7 @@ def _has_launched() -> bool:
 
 
 def _exit(code: int | str | None) -> NoReturn:
+    signals.end_with(code)
     world = sys.modules.get("isoscale.parallel.world")
     if world is not None and isinstance(code, int):
         world.end(code)

@@ -35,6 +35,7 @@ from isoscale.data.samples import Request, SampleReader, Unwanted
 from isoscale.data.shared_memory import Packed, pack, unpack
 from isoscale.data.sources import Source
 from isoscale.errors import UserError
+from isoscale.signals import ALL as STOP_SIGNALS
 
 MOST_WORKERS = 8
 """What `auto` stops at: more seldom help, and each may hold a copy of what the dataset keeps."""
@@ -46,8 +47,6 @@ BIRTH_SECONDS = 30.0
 """How long a forked process may take to run its first line."""
 BIRTHS = 3
 """How often that is tried: before Python 3.11.8 a forked process may hang at once, python/cpython#112275."""
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""What schedulers and terminals send to every process of a job; the training handles them for its workers too."""
 
 _CLOSED = 1 << 62
 _ANSWER = struct.Struct("<qqq")

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from isoscale import signals
 from isoscale.printing import shout
 
-_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
 _LOOK_EVERY = 1.0
 """Seconds between two looks at files and clock."""
 _MARGIN = 30.0
@@ -27,6 +27,7 @@ class StopRequest:
         """Nobody has asked for anything yet, and there is nothing to look at."""
         self.reason: str | None = None
         """Why to stop, once somebody wants it."""
+        self._signals = signals.Requests()
         self.saves = 0
         """How often a checkpoint was asked for."""
         self._folder: Path | None = None
@@ -79,13 +80,13 @@ class StopRequest:
         self.reason = self.reason or reason
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.reason is not None:
-            if number == signal.SIGINT:
-                shout("\nstopping now; the last checkpoint is the place to go on from\n")
-                raise KeyboardInterrupt
-            return  # job schedulers repeat themselves
-        self._ask(signal.Signals(number).name)
-        self._told(signal.Signals(number).name, "; Ctrl-C again stops now" if number == signal.SIGINT else "")
+        meaning, name = self._signals.meaning(number), signal.Signals(number).name
+        if meaning == "now":
+            shout("\nstopping now; the last checkpoint is the place to go on from\n")
+            raise KeyboardInterrupt
+        if meaning == "first":
+            self._ask(name)
+            self._told(name, "; Ctrl-C again stops now" if number == signal.SIGINT else "")
 
     _told: Callable[[str, str], Any] = staticmethod(
         lambda name, hint: shout(f"\n{name}: finishing the launch and saving{hint}\n")
@@ -97,19 +98,10 @@ class StopRequest:
 
         May be used inside itself.
         """
-        before: dict[int, Any] = {}
         if not aloud:
             self._told = lambda name, hint: None
-        try:
-            for number in _SIGNALS:
-                before[number] = signal.signal(number, self._handle)
-        except ValueError:  # not the main thread: a notebook's worker, say
-            pass
-        try:
+        with signals.hearing(self._handle):
             yield
-        finally:
-            for listened, handler in before.items():
-                signal.signal(listened, handler)
 
 
 def deadline(stop_after: float | None, environment: Mapping[str, str] = os.environ) -> float | None:

@@ -13,19 +13,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from isoscale import signals
 from isoscale.errors import DONE, FAILED, INTERRUPTED, START_AGAIN, UserError
 from isoscale.parallel import secret
 from isoscale.parallel.environment import PARENT, find
 from isoscale.parallel.hub import GO_ON
 from isoscale.printing import echo
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _LOOK_EVERY = 0.05
 TO_END = 10.0
 """Seconds that the other ranks have to end by themselves after one has failed."""
@@ -109,9 +109,9 @@ class _Rank:
             self.lines.append(line)
 
     def tell(self, number: int) -> None:
-        """Send a signal to a process that still runs."""
+        """Pass a request on to a process that still runs; its sender may have reached it already."""
+        self._passed_on.add(number)
         if self.process.poll() is None:
-            self._passed_on.add(number)
             self.process.send_signal(number)
 
     def end(self, number: int) -> None:
@@ -147,20 +147,14 @@ class _Crew:
 
     def __init__(self) -> None:
         self._ranks: list[_Rank] = []
-        self._signals: list[int] = []
+        self._requests = signals.Requests()
         self._first_failed: _Rank | None = None
         self._deadline: tuple[float, int] | None = None
         """When to end the ranks that are left, and by which signal."""
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> AbstractContextManager[None]:
         """Keep the signals that come, for `wait` to pass them on."""
-        before = {number: signal.signal(number, lambda got, _: self._signals.append(got)) for number in _PASSED_ON}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return signals.hearing(self._requests.keep)
 
     def start(self, command: Sequence[str], num_ranks: int, variables: Mapping[str, str]) -> None:
         """Start all ranks."""
@@ -193,16 +187,12 @@ class _Crew:
             self._deadline = self._deadline or (time.monotonic() + TO_END, signal.SIGTERM)
 
     def _pass_signals_on(self) -> None:
-        while self._signals:
-            number = self._signals.pop(0)
+        while self._requests.kept:
+            number, at_once = self._requests.kept.pop(0)
             for rank in self._ranks:
                 rank.tell(number)
-            if number == signal.SIGINT:
-                self._num_interrupts += 1
-            if self._num_interrupts > 1:
+            if at_once:
                 self._deadline = (time.monotonic() + TO_OBEY, signal.SIGKILL)
-
-    _num_interrupts = 0
 
     def _end_all(self, number: int) -> None:
         for rank in self._ranks:
@@ -217,7 +207,7 @@ class _Crew:
     def tell(self) -> None:
         """Show why a rank failed, where no rank could."""
         failed = self._first_failed
-        if failed is None:
+        if failed is None or not failed.failed:
             return
         code = failed.code or 0
         first = self._ranks[0]
@@ -232,7 +222,7 @@ class _Crew:
     @property
     def exit_code(self) -> int:
         """0 if all are done, 75 if they stopped on request, or else that of the first to fail; 1 for a signal."""
-        if self._first_failed is not None:
+        if self._first_failed is not None and self._first_failed.failed:  # and was not asked to end, as heard later
             return max(self._first_failed.code or FAILED, FAILED)
         codes = [rank.code for rank in self._ranks]
         return DONE if not any(codes) else START_AGAIN if START_AGAIN in codes else FAILED

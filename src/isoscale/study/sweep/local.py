@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from isoscale import signals
 from isoscale.engine.run_directory import RunDirectory, provenance
 from isoscale.errors import DONE, START_AGAIN
 from isoscale.launch.local import TO_OBEY, command_of, end_with_parent, num_cores
@@ -16,7 +16,6 @@ from isoscale.study.sweep.display import Display
 from isoscale.study.sweep.plan import Point, Sweep
 from isoscale.study.sweep.states import STARTING, WAITING, Logged, State, state_of
 
-LISTENED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 LOGS = "logs"
 """What the processes of the points write, a file each."""
 LINES_KEPT = 5
@@ -108,7 +107,7 @@ class Runner:
         self._sweep, self._crew, self._display = sweep, crew, display
         self._waiting = list(points)
         self._trainings: list[_Training] = []
-        self._signals: list[int] = []
+        self._requests = signals.Requests()
         self._deadline: float | None = None
         self._next_show = 0.0
         self._states = {point.name: state_of(sweep, point) for point in sweep.points}
@@ -120,7 +119,7 @@ class Runner:
         """Train all points, or as far as to where someone asks to stop; how all points of the sweep stand then."""
         (self._sweep.path / LOGS).mkdir(exist_ok=True)
         self._sweep.restore(self._waiting)
-        with self._listening(), self._display:
+        with signals.hearing(self._requests.keep), self._display:
             try:
                 while self._trainings or (self._waiting and not self.was_stopped):
                     self._look()
@@ -158,29 +157,19 @@ class Runner:
         state = state_of(self._sweep, training.point, training.logged)
         return state if state.status == "running" else replace(state, status=STARTING)
 
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        before = {number: signal.signal(number, lambda got, _: self._signals.append(got)) for number in LISTENED}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def _pass_signals_on(self) -> None:
         """The first request lets all trainings save; after a second Ctrl-C they end at once."""
-        while self._signals:
-            number = self._signals.pop(0)
-            again = self.was_stopped and number == signal.SIGINT
-            if again:
+        while self._requests.kept:
+            number, at_once = self._requests.kept.pop(0)
+            if at_once:
                 self._deadline = time.monotonic() + TO_OBEY
             self._display.say(
-                "stopping now; the last checkpoints are the place to go on from" if again
+                "stopping now; the last checkpoints are the place to go on from" if at_once
                 else f"{signal.Signals(number).name}: the trainings save and end; Ctrl-C again stops now"
             )  # fmt: skip
             self.was_stopped = True
             for training in self._trainings:
-                training.tell(signal.SIGINT if again else signal.SIGTERM)
+                training.tell(signal.SIGINT if at_once else signal.SIGTERM)
         if self._deadline is not None and time.monotonic() > self._deadline:
             for training in self._trainings:
                 training.tell(signal.SIGKILL)
