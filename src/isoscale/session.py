@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -19,13 +20,14 @@ from torch import nn
 from isoscale import early_stop
 from isoscale.breakdown import explain
 from isoscale.data.hashing import derive_key
+from isoscale.data.sources import Source
 from isoscale.engine.checkpoint import State
+from isoscale.engine.fingerprint import Comparison, compare, read_record, samples_hash, write_record
 from isoscale.engine.git import changes_in_words
 from isoscale.engine.journal import NotFinite
 from isoscale.engine.lock import RunLock
 from isoscale.engine.memory import size
 from isoscale.engine.profile import Profile
-from isoscale.engine.roles import fingerprint
 from isoscale.engine.run_directory import RunDirectory, command_line, provenance
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.sharing import told
@@ -217,7 +219,7 @@ class Session:
         engine = self.engine
         task, data, transforms = self._build()
         engine.prepare(task, data, transforms, self._load_initial_weights if state is None else None)
-        self._check_data(record)
+        self._check_data(observers, record)
         if state is not None:
             engine.restore(state)
         self._begin(observers, state is not None)
@@ -333,14 +335,28 @@ class Session:
             engine.restore(state)
         return engine
 
-    def _check_data(self, record: dict[str, Any]) -> None:
-        """The data of a continued run must be what it was."""
+    def _check_data(self, observers: Observers, record: dict[str, Any]) -> None:
+        """The data of a continued run must be what it was; what was compared is said."""
         found = fingerprints(self.engine)
         before = record.get("data")
-        if before is not None and before != found:
-            changed = sorted(name for name in {**before, **found} if before.get(name) != found.get(name))
-            raise UserError(f"the data ({', '.join(changed)}) is not the data that this run was started with")
+        changed = [name for name in {**(before or {}), **found} if (before or found).get(name) != found.get(name)]
+        if self.directory is None:
+            check_data(changed, Comparison({}), self.where)
+            return
+        known = read_record(self.directory.path) if before is not None else None
+        comparison = compare(known, sources(self.engine))
+        check_data(changed, comparison, self.where)
         self._record(data=found)
+        write_record(self.directory.path, comparison.entries)
+        if before is not None:
+            self._say_compared(observers, comparison)
+
+    def _say_compared(self, observers: Observers, comparison: Comparison) -> None:
+        everything = f"`isoscale data check {shlex.quote(str(self.where))}` compares all of it"
+        for name, how in comparison.doubtful.items():
+            observers.note(f"the data may have changed since the run began: {name}: {how}; {everything}", "warning")
+        more = f"; {everything}" if comparison.unread else ""
+        observers.note(f"compared with the data that the run began with: {comparison.said}{more}")
 
     def _begin(self, observers: Observers, continued: bool) -> None:
         engine = self.engine
@@ -486,10 +502,29 @@ def _leave_weights(task: nn.Module) -> None:
     pass
 
 
-def fingerprints(engine: Engine) -> dict[str, str]:
-    """Short hashes of the data that an engine reads, by role."""
+def sources(engine: Engine) -> dict[str, Source]:
+    """The data that an engine reads, by role."""
     roles = {"train": engine.train, "val": engine.val}
-    return {name: fingerprint(role.source) for name, role in roles.items() if role is not None}
+    return {name: role.source for name, role in roles.items() if role is not None}
+
+
+def fingerprints(engine: Engine) -> dict[str, str]:
+    """Short hashes of some samples of the data that an engine reads, by role."""
+    return {name: samples_hash(source) for name, source in sources(engine).items()}
+
+
+def check_data(roles: Sequence[str], comparison: Comparison, where: Path | None) -> None:
+    """Refuse data of which some samples, or other values, are not as they were."""
+    if not roles and not comparison.changed:
+        return
+    found = [f"{name}: {how}" for name, how in sorted(comparison.changed.items())]
+    found = found if len(found) <= 5 else [*found[:5], f"and {len(found) - 5} more"]
+    words = f" ({', '.join(sorted(roles))})" if roles else ""
+    raise UserError(
+        "\n  ".join([f"the data{words} is not the data that this run was started with", *found])
+        + "\nrestore it from a copy, or start a new run that begins with the weights of this one: "
+        f"task.init_from={shlex.quote(str(where))}"
+    )
 
 
 def _peak_memory(engine: Engine) -> int | None:

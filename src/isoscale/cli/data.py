@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoscale.cli import complete, data_files, data_systems
+from isoscale.cli import complete, data_check, data_files, data_systems
 from isoscale.cli.arguments import Trust
 from isoscale.cli.data_words import progress, split_words
 from isoscale.cli.output import print_json
@@ -21,6 +21,7 @@ ANYTHING = "file, folder, recipe or data set"
 app = typer.Typer(help="Fetch data, look at it, shuffle it and make it.", no_args_is_help=True)
 app.command()(data_files.shuffle)
 app.command()(data_files.make)
+app.command()(data_check.check)
 
 
 @app.command()

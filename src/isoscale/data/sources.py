@@ -40,7 +40,7 @@ class TensorSource:
         """
         self.tensors = _as_tensors(tensors)
         self.classes = classes
-        self._name = name
+        self.name = name
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(self.tensors)}
         if len(lengths) != 1:
             raise UserError(f"every tensor needs one row a sample, but the numbers of rows are {sorted(lengths)}")
@@ -56,7 +56,7 @@ class TensorSource:
 
     def locate(self, index: int) -> str:
         """Where a sample is, for people."""
-        return f"{self._name}, row {index}" if self._name else f"sample {index}"
+        return f"{self.name}, row {index}" if self.name else f"sample {index}"
 
 
 class Subset:

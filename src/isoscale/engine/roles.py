@@ -1,6 +1,5 @@
 """The data of a stage: its source, the plan of its batches, and the feed that delivers them."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from isoscale.data.batches import BatchPlan, Plan, tensors_of
+from isoscale.data.batches import BatchPlan, Plan
 from isoscale.data.config import Data, WindowShuffle
 from isoscale.data.feed import Feed, Indices
 from isoscale.data.mixture import (
@@ -27,7 +26,7 @@ from isoscale.data.sources import Source, Sources, Subset, as_source, has_roles
 from isoscale.data.window_order import WindowOrder
 from isoscale.engine.accelerator import Accelerator, host_memory
 from isoscale.engine.config import Limit
-from isoscale.engine.loaders import LoadedData, SamplerOrder, is_data_module, known_order, seeded
+from isoscale.engine.loaders import LoadedData, SamplerOrder, is_data_module, known_order
 from isoscale.engine.settings import Settings
 from isoscale.errors import UserError
 from isoscale.parallel.ranks import ALONE, Ranks
@@ -284,18 +283,3 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan)
 def limited(plan: AnyPlan, limit: Limit) -> AnyPlan:
     """A plan with at most so many batches an epoch."""
     return plan.limited(num_batches(limit, plan.steps_per_epoch))
-
-
-def fingerprint(source: Source, num_probes: int = 64) -> str:
-    """A hash of a source's size, dtypes, shapes and some of its samples, cheap at any size."""
-    if isinstance(source, Mixture):
-        parts = "".join(fingerprint(system, num_probes) for system in source.systems)
-        return hashlib.sha256(parts.encode()).hexdigest()[:16]
-    probes = torch.linspace(0, len(source) - 1, min(num_probes, len(source)), dtype=torch.float64).long()
-    digest = hashlib.sha256(str(len(source)).encode())
-    with seeded(0):  # a dataset may augment at random
-        samples = source.fetch(probes)
-    for tensor in tensors_of(samples):
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

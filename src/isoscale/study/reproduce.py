@@ -10,16 +10,18 @@ import torch
 
 from isoscale._version import __version__
 from isoscale.engine import accelerator as accelerators
+from isoscale.engine.fingerprint import compare, read_record
 from isoscale.engine.git import code
 from isoscale.engine.run_directory import hardware, package_versions
 from isoscale.engine.settings import Decisions, Settings
+from isoscale.engine.trainer import Trainer as Engine
 from isoscale.errors import UserError
 from isoscale.observe.config import Observe
 from isoscale.observe.events import EpochEnded, Event, Logged
 from isoscale.observe.metric_log import read_metrics
 from isoscale.observe.observers import Observers
 from isoscale.run import Run
-from isoscale.session import Session, fingerprints
+from isoscale.session import Session, fingerprints, sources
 
 CLOCK = "time/"
 """What only measures time is nothing to reproduce."""
@@ -195,7 +197,7 @@ def _train_again(run: Run, recorded: Mapping[Key, float], last: int) -> tuple[di
     try:
         engine = session.another_engine(settings, decided, Observers([collector]), None)
         try:
-            _check_data(run.record, fingerprints(engine))
+            _check_data(run, engine)
             engine.fit()
         finally:
             engine.release()
@@ -230,13 +232,15 @@ def _decided(record: Mapping[str, Any], settings: Settings) -> Decisions:
     return before
 
 
-def _check_data(record: Mapping[str, Any], found: Mapping[str, str]) -> None:
-    before = record.get("data") or {}
+def _check_data(run: Run, engine: Engine) -> None:
+    found, before = fingerprints(engine), run.record.get("data") or {}
     changed = sorted(name for name in {**before, **found} if before.get(name) != found.get(name))
-    if before and changed:
+    values = compare(read_record(run.path), sources(engine)).changed
+    if before and (changed or values):
+        named = changed or sorted(values)
         raise UserError(
-            f"the data ({', '.join(changed)}) is not the data that this run was trained on, so that nothing can be "
-            "reproduced; restore it from a copy"
+            f"the data ({', '.join(named)}) is not the data that this run was trained on, so that nothing can be "
+            f"reproduced; restore it from a copy{''.join(f'{chr(10)}  {name}: {how}' for name, how in values.items())}"
         )
 
 

@@ -30,6 +30,7 @@ class LmdbSource:
     def __init__(self, path: Path) -> None:
         """The records under whole numbers, in their order; where there are none, all records in the order of keys."""
         self._path = str(path.resolve())
+        self.files = [self._path]
         self._environment: Any = None
         self._process: int | None = None
         with self._opened().begin() as transaction:

@@ -1,0 +1,36 @@
+"""`isoscale data check`."""
+
+from typing import Annotated
+
+import typer
+
+from isoscale.cli import complete
+from isoscale.cli.arguments import Trust
+from isoscale.cli.output import print_json
+from isoscale.printing import echo
+
+
+def check(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="Directory or name of a run; by default the newest.", autocompletion=complete.runs
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Read all data of a run and compare it with what it was when the run began.
+
+    Exit code 0: nothing has changed. 1: something has, or may have. 2: cannot be done.
+    """
+    from isoscale.run import Run
+    from isoscale.study.data_check import check_data
+
+    found = check_data(Run.find(run, trust=trust))
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        echo("\n".join(found.lines))
+    if not found.equal:
+        raise typer.Exit(1)
