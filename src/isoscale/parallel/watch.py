@@ -118,7 +118,8 @@ class Watch:
         return self.cause.error()
 
     def _publish(self, words: str, code: int, error: BaseException) -> None:
-        text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
+        was_asked = isinstance(error, KeyboardInterrupt)  # where it was then tells nobody anything
+        text = "" if was_asked else "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
         self._line.send(cause=asdict(Cause((self.rank,), words, code, text, raised=True)))
         self._known.wait(HEAR)
 

@@ -258,3 +258,13 @@ def test_published_crystals_are_read_as_they_were_written(shared: Path, refusal)
         np.testing.assert_array_equal(batch["energy"], same["energy"])
     varied = LmdbSource(shared / "data/crystals/colabfit_devset.lmdb")
     assert '"pos" has samples of different shapes' in refusal(varied.fetch, torch.arange(len(varied)))
+
+
+def test_an_hdf5_file_with_broken_names_is_named(tmp_path: Path, refusal):
+    path = tmp_path / "broken.h5"
+    with h5py.File(path, "w") as file:
+        file["values"] = np.zeros((4, 2))
+    content = path.read_bytes()
+    assert b"HEAP" in content
+    path.write_bytes(content.replace(b"HEAP", b"HEAD"))
+    assert "broken.h5 is damaged" in refusal(hdf5.hdf5_names, path)

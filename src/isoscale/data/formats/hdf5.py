@@ -86,7 +86,10 @@ def hdf5_names(path: Path) -> list[str]:
     """The names of all datasets, at any depth."""
     names: list[str] = []
     with _open(str(path)) as file:
-        file.visititems(lambda name, found: names.append(name) if isinstance(found, h5py.Dataset) else None)
+        try:
+            file.visititems(lambda name, found: names.append(name) if isinstance(found, h5py.Dataset) else None)
+        except (RuntimeError, OSError, ValueError) as error:  # h5py has no kind of its own for what it cannot read
+            raise UserError(f"{path} is damaged: {error}") from None
     return names
 
 
