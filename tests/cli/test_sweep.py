@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from isoscale.errors import START_AGAIN
 from tests import warm
 from tests.cli.test_stopping import on_a_terminal
 from tests.helpers import cli, command, sha, train
@@ -193,6 +194,28 @@ def test_a_sweep_that_is_killed_leaves_no_training_behind(tmp_path: Path):
     process.communicate()
     wait_until_gone(trainings)
     assert statuses(tmp_path / "a") == {"seed=0": "stopped", "seed=1": "stopped", "seed=2": "submitted"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, code", [(signal.SIGKILL, 1), (signal.SIGTERM, START_AGAIN)])
+def test_a_sweep_of_which_one_training_is_ended_does_not_end_well(tmp_path: Path, number: int, code: int):
+    process = start(tmp_path, "train.epochs=40")
+    os.kill(children(process.pid)[0], number)
+    out, err = process.communicate()
+    assert process.returncode == code, out + err
+    assert cli("sweep", "--run", "a", cwd=tmp_path).returncode == 0
+    assert set(statuses(tmp_path / "a").values()) == {"done"}
+
+
+@pytest.mark.slow
+def test_a_point_that_is_killed_before_it_trains_has_failed(tmp_path: Path):
+    words = ("sweep", "images/digits", "seed=0,1", "train.epochs=1", "data.subset=100", *FIXED, "--run", "a")
+    with warm.Popen(command(*words), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not (trainings := children(process.pid)):
+            assert process.poll() is None
+        os.kill(trainings[0], signal.SIGKILL)
+    assert process.returncode == 1
+    assert sorted(statuses(tmp_path / "a").values()) == ["done", "failed"]
 
 
 @pytest.mark.slow

@@ -190,11 +190,11 @@ def _train(sweep: "Sweep", points: "Sequence[Point]", workers: int, devices: int
     runner = Runner(sweep, points, Crew(workers, devices), display_on(sys.stdout, sweep))
     states = runner.run()
     _report(sweep, states)
-    if runner.was_stopped:
-        echo(f"\nstopped; go on: {command_to_go_on(sweep)}")
-        raise Stopped
-    if any(state.status in FAILED for state in states):
+    if not runner.was_stopped and any(state.status in FAILED for state in states):
         raise typer.Exit(EXIT_FAILED)
+    if runner.was_stopped or any(state.status != "done" for state in states if state.point in points):
+        echo(f"\nstopped; go on: {command_to_go_on(sweep)}")  # here, or somebody has stopped a training itself
+        raise Stopped
 
 
 def _report(sweep: "Sweep", states: "Sequence[State]") -> None:

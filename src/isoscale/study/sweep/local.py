@@ -12,6 +12,7 @@ from isoscale import signals
 from isoscale.engine.run_directory import RunDirectory, provenance
 from isoscale.errors import DONE, START_AGAIN
 from isoscale.launch.local import TO_OBEY, command_of, end_with_parent, num_cores
+from isoscale.launch.submission import SUBMITTED
 from isoscale.study.sweep.display import Display
 from isoscale.study.sweep.plan import Point, Sweep
 from isoscale.study.sweep.states import STARTING, WAITING, Logged, State, state_of
@@ -81,12 +82,13 @@ class _Training:
             self._process.send_signal(number)
 
     def close(self) -> None:
-        """A training that failed before it began has removed its directory: write down there that it did."""
+        """A training that failed before it began has removed its directory, or left it as it was: write that down."""
         code = self._process.wait()
         directory = RunDirectory(self._folder)
-        if directory.exists or code in (DONE, START_AGAIN):
+        if code in (DONE, START_AGAIN) or (directory.exists and directory.read().get("status") != SUBMITTED):
             return
-        directory.create(self._recipe)
+        if not directory.exists:
+            directory.create(self._recipe)
         if not self._was_told:
             directory.update(**provenance(["isoscale", "sweep"]), status="failed", message=self._last_lines(code))
 
