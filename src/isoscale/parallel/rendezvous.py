@@ -93,6 +93,7 @@ class Rendezvous:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
         self._key = secret.shared_key()
+        self.port = environment.port
         self._hosts_store = environment.rank == 0 and not environment.store_runs
         if self._hosts_store:
             self._be_there()
