@@ -3,11 +3,13 @@
 import json
 import os
 import pickle
+import socket
 import stat
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from isoscale.parallel.messages import Forged, pack, unpack
 from isoscale.parallel.rendezvous import OtherSecret, Rendezvous
 from isoscale.parallel.secret import Key
 from tests import warm
+from tests.attacks.doors import doors
 from tests.attacks.test_hub import Opened
 from tests.parallel.processes import ends, free_port, variables
 from tests.ranks import on_ranks
@@ -52,6 +55,24 @@ def test_a_pickle_among_the_words_of_ranks_is_not_read(tmp_path: Path):
     found = on_ranks(2, _send_a_pickle, str(tmp_path / "mark"))
     assert not (tmp_path / "mark").exists()
     assert found[1].startswith("a word was not written by a rank of this training")
+
+
+def _connect_everywhere() -> tuple[int, list[int]]:
+    """How many doors this rank has, and which of them let somebody in."""
+    found = world.join("cpu")
+    mine, opened = doors([os.getpid()]), []
+    for door in mine:
+        with suppress(OSError):
+            socket.create_connection(door, timeout=0.2).close()
+            opened.append(door)
+    dist.all_reduce(torch.ones(1), group=dist.new_group())  # what a task may want
+    assert found.hear(found.rank) == [0, 1]
+    return len(mine), opened
+
+
+@pytest.mark.slow
+def test_when_all_ranks_are_there_no_door_lets_anybody_in():
+    assert on_ranks(2, _connect_everywhere) == [(2, []), (1, [])]  # Gloo's, and that of the place where ranks met
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What a job asks for, its script and bad input; nothing is submitted here."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -99,6 +100,13 @@ def test_the_script_is_valid_and_has_one_srun_line(tmp_path: Path):
     for line in ("--open-mode=append", "--requeue", "--signal=USR1@120"):
         assert f"#SBATCH {line}  " in text
     assert "module load cuda/12\n" in text and "export A='b '\"'\"'c'\"'\"''\n" in text
+
+
+def test_every_start_of_a_job_makes_a_secret_of_its_own_that_is_not_in_its_script():
+    (line,) = [line for line in script().splitlines() if "ISOSCALE_SECRET" in line]
+    made = [warm.run(["bash", "-c", f'{line}\necho "$ISOSCALE_SECRET"'], capture_output=True, text=True) for _ in "ab"]
+    secrets = {done.stdout.strip() for done in made}
+    assert len(secrets) == 2 and all(re.fullmatch("[0-9a-f]{64}", each) and each not in line for each in secrets)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from isoscale.errors import START_AGAIN
 from isoscale.launch.config import MAX_REQUEUES, Resources, notice
+from isoscale.parallel import secret
 from isoscale.recipe.schema import Launch
 
+SECRET = f"export {secret.VARIABLE}=$(od -An -N{secret.NUM_BYTES} -tx1 /dev/urandom | tr -d ' \\n')"
+"""New at each start, and in no file."""
 JOB = "$SLURM_JOB_ID"
 ARRAY = "$SLURM_ARRAY_JOB_ID"
 TASK = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
@@ -119,14 +122,15 @@ def _quoted(text: str) -> str:
 
 
 def _environment(launch: Launch) -> list[str]:
-    lines = [f"module load {' '.join(shlex.quote(name) for name in launch.modules)}"] if launch.modules else []
+    lines = [f"{SECRET}  # by which ranks know each other"]
+    lines += [f"module load {' '.join(shlex.quote(name) for name in launch.modules)}"] if launch.modules else []
     lines += [launch.activate] if launch.activate else []
     lines += [f"export {name}={shlex.quote(str(value))}" for name, value in launch.env.items()]
     if launch.cpus_per_task is not None:
         lines.append("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not take it over by itself")
         if "OMP_NUM_THREADS" not in launch.env:
             lines.append("export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}")
-    return [*lines, ""] if lines else []
+    return [*lines, ""]
 
 
 def _training(job: Job) -> list[str]:

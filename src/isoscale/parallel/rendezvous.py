@@ -93,6 +93,7 @@ class Rendezvous:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
         self._key = secret.shared_key()
+        self.port = environment.port
         self._hosts_store = environment.rank == 0 and not environment.store_runs
         if self._hosts_store:
             self._be_there()
@@ -142,7 +143,7 @@ class Rendezvous:
         here = self._environment
         at = own_door(here) if is_master else ""
         # Torch by itself would listen at all addresses.
-        given = {"master_listen_fd": listen(at, here.port).detach()} if at else {}
+        given: dict[str, Any] = {"master_listen_fd": listen(at, here.port).detach()} if at else {}
         return dist.TCPStore(  # type: ignore[attr-defined]
             LOOPBACK if here.address == "localhost" else here.address, here.port, is_master=is_master,
             wait_for_workers=False, timeout=timedelta(seconds=self._seconds), **given,

@@ -5,9 +5,12 @@ that is shut from below closes for both sides. Now and then (one in forty, three
 in `UnboundBuffer::waitSend`, although its connections are closed: then the watch ends the process.
 """
 
+import ctypes
 import os
 import socket
 import stat
+import struct
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +18,9 @@ from pathlib import Path
 from isoscale.parallel.hub import Line
 
 _DESCRIPTORS = Path("/proc/self/fd")
+_SO_ATTACH_FILTER = 26
+_TAKE_NOTHING = ctypes.create_string_buffer(struct.pack("@HBBI", 0x06, 0, 0, 0))
+"""A filter of packets in the language of the kernel (BPF) with one instruction: return, with 0 bytes of the packet."""
 
 
 def open_sockets() -> dict[str, int]:
@@ -35,3 +41,17 @@ def shut(names: Iterable[str]) -> None:
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
                 connection.getpeername()  # not one that listens: Gloo ends the process when that one fails
                 connection.shutdown(socket.SHUT_RDWR)
+
+
+def shut_doors(names: Iterable[str], port: int) -> None:
+    """Let nobody connect any more at some sockets that listen, nor at a port; those who are connected stay so.
+
+    Neither torch's store nor Gloo asks who connects, or how often. The sockets are theirs and must stay open, so that
+    the system is told to drop what arrives.
+    """
+    for name, descriptor in open_sockets().items() if sys.platform == "linux" else ():
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as door:
+            is_door = door.family != socket.AF_UNIX and door.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if is_door and (name in names or door.getsockname()[1] == port):
+                program = struct.pack("@HP", 1, ctypes.addressof(_TAKE_NOTHING))
+                door.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

@@ -27,7 +27,7 @@ from isoscale.parallel.hub import Hub
 from isoscale.parallel.preflight import Separated, cut_off, exchange_facts, first_sum, refused
 from isoscale.parallel.ranks import ALONE, Ranks
 from isoscale.parallel.rendezvous import Comer, NotMet, Rendezvous, interface, own_door, patience, within
-from isoscale.parallel.sockets import open_sockets, shut
+from isoscale.parallel.sockets import open_sockets, shut, shut_doors
 from isoscale.parallel.watch import Watch
 from isoscale.printing import finish
 
@@ -39,6 +39,8 @@ BEFORE_LOOKING = 2.0
 """Seconds that a rank which is stopped has to be named as such, before the network is looked at."""
 SEEING_OFF = 5.0
 """Seconds that rank 0 stays at the end for the others to hear that it is the end."""
+LAZY = "TORCH_GLOO_LAZY_INIT"
+"""The variable by which Gloo connects ranks when they first speak to each other."""
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 
 
@@ -115,6 +117,8 @@ def _connect(
     _limit(math.inf)
     opened = open_sockets().keys() - before.keys()
     watch.wake = lambda: shut(opened)
+    if ranks.backend == "gloo" and LAZY not in os.environ:  # others connect when they need it
+        shut_doors(opened, meeting.port)
 
 
 def _look_after_neighbour(watch: Watch, mine: Facts, told: Sequence[Facts]) -> None:

@@ -59,8 +59,8 @@ def measure(model: DeepPotential, training: Training, num_frames: int, path: Pat
         key = _key(model, _shared(blocks, training.ranks, _digest))
         if _take_from_file(model, path, key, training):
             return
-    found = _shared(blocks, training.ranks, lambda block: tuple(_sums(model, _fetched(block, device))))
-    sums = [Sums(*each) for each in found]
+    found = _shared(blocks, training.ranks, lambda block: _sums(model, _fetched(block, device))._asdict())
+    sums = [Sums(**each) for each in found]
     model.descriptor.take_sums(torch.stack([each.seen for each in sums]).sum(0).to(device))
     model.energy_bias.copy_(_energy_bias(sums, training.ranks))
     if path is not None and training.ranks.rank == 0:

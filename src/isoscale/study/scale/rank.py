@@ -46,8 +46,8 @@ def measure(path: Path, num_ranks: int, repeat: int) -> None:
     """
     ranks = world.join(accelerators.find().kind)
     with world.guarded():
-        found = Study.read(path).as_dict() if ranks.is_first else None
-        study = Study.from_dict(path, ranks.tell(found, "the study"))
+        asked = Study.read(path).as_dict() if ranks.is_first else None
+        study = Study.from_dict(path, ranks.tell(asked, "the study"))
     if (repeat, num_ranks) not in study.missing:
         return
     recipe = load_recipe(study.recipe).recipe
