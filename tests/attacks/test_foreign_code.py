@@ -64,7 +64,7 @@ def foreign(trained: Path, marker: Path) -> Make:
         shutil.copytree(trained, run, symlinks=True)
         values = yaml.safe_load((run / "recipe.yaml").read_text())
         change(values)
-        (run / "recipe.yaml").write_text(yaml.safe_dump(values))
+        (run / "recipe.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
         return run
 
     return make
@@ -271,6 +271,7 @@ def test_code_of_the_current_project_and_layers_of_torch_need_no_word(foreign: M
     assert type(isoscale.Run(layer).model()) is torch.nn.Linear
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_needs_no_word_wherever_it_is(marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("own_code.py").write_text(GOOD)
     monkeypatch.syspath_prepend(Path.cwd())
