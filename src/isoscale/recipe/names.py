@@ -54,7 +54,7 @@ def full_name(name: str) -> str:
 
 
 def parted(path: str) -> tuple[str, str]:
-    """The module of a full name, and what is named inside it: `package.module.Class` or `module:Outer.Inner`."""
+    """The module of a full name, `package.module.Class` or `package.module:Outer.Inner`, and what it names inside."""
     module, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     return module, attribute
 

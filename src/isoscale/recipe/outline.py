@@ -184,13 +184,13 @@ def _public(source: _Source) -> list[str]:
 
 def _stub(name: str, arguments: ast.arguments, skip_first: bool) -> Callable[..., Any]:
     """A function that can be asked for its signature, and does nothing."""
-    kinds = inspect.Parameter
+    kinds, only = inspect.Parameter, arguments.posonlyargs
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
     found = [
-        _parameter(each, default, kinds.POSITIONAL_ONLY if each in arguments.posonlyargs else kinds.POSITIONAL_OR_KEYWORD)
+        _parameter(each, default, kinds.POSITIONAL_ONLY if each in only else kinds.POSITIONAL_OR_KEYWORD)
         for each, default in zip(positional, defaults, strict=True)
-    ][int(skip_first) :]  # fmt: skip
+    ][int(skip_first) :]
     if arguments.vararg:
         found.append(_parameter(arguments.vararg, None, kinds.VAR_POSITIONAL))
     found += [

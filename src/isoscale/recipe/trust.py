@@ -209,11 +209,10 @@ def _is_component(target: Callable[..., Any]) -> bool:
 
 def _is_network(target: Callable[..., Any]) -> bool:
     """Whether a function is one of those by which torchvision makes networks."""
-    from torchvision.models import get_model_builder
-
     try:
-        return get_model_builder(target.__name__) in (target, getattr(target, "__wrapped__", None))
-    except (AttributeError, ValueError):  # it has no name, or is none of them
+        made = sys.modules[NETWORKS].get_model_builder(target.__name__)
+        return made in (target, getattr(target, "__wrapped__", None))
+    except (KeyError, AttributeError, ValueError):  # it has no name, or is none of them
         return False
 
 

@@ -134,6 +134,10 @@ def _results(facts: Facts, role: str) -> Markup:
     if not facts.run.directory.checkpoints().pointed("last"):
         return element("p", "There is no checkpoint that results could be made with.")
     try:
+        facts.run.to_build()
+    except UserError as error:
+        raise UserError(f"{error}\nfor a page without results: --no-figures") from None
+    try:
         exhibits = api.exhibits(facts.run, role=role)
     except Exception as error:  # task and data are the user's: whatever fails there, the rest of the page stands
         return element("p", f"Results could not be made: {_words(error)}")

@@ -244,7 +244,7 @@ def _write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _to_train(sweep: Sweep, trust: Trust) -> None:
-    """Refuse the sweep of somebody else that names what is not known to be harmless; with trust, it becomes one's own."""
+    """Refuse a sweep of somebody else that names what may do harm; with trust, it becomes this user's own."""
     record = {key: value for key, value in sweep.record.items() if key != "seal"}
     if trust is Trust.ALL:
         for folder in (sweep.path, *map(sweep.folder, sweep.points)):
