@@ -17,6 +17,7 @@ class Disk:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._ballast = path / "ballast"
+        self._taken: list[Path] = []
 
     def leave(self, num_bytes: int) -> None:
         """Fill the disk up to some bytes, rounded up to whole pages."""
@@ -33,19 +34,29 @@ class Disk:
         subprocess.run(["mount", "-o", f"remount,{mode}", self.path], check=True)
 
     def take(self, path: Path) -> None:
-        """Bring a file or folder here, and leave a link to it where it was."""
+        """Bring a file or folder of a run here; it is seen where it was, and is no link."""
         subprocess.run(["mv", path, self.path], check=True)
-        path.symlink_to(self.path / path.name)
+        taken = self.path / path.name
+        path.mkdir() if taken.is_dir() else path.touch()
+        subprocess.run(["mount", "--bind", taken, path], check=True)
+        self._taken.append(path)
+
+    def give_back(self) -> None:
+        """Whatever was taken."""
+        for path in self._taken:
+            subprocess.run(["umount", "--lazy", path], check=True)
 
 
 @contextmanager
-def mounted(path: Path) -> Iterator[Disk]:
+def mounted(path: Path, options: str = "size=16m") -> Iterator[Disk]:
     """A disk at a new folder; a test that may not mount one skips."""
     path.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", path], capture_output=True, text=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"needs to mount a disk, as root: {done.stderr.strip()}")
+    disk = Disk(path)
     try:
-        yield Disk(path)
+        yield disk
     finally:
+        disk.give_back()
         subprocess.run(["umount", "--lazy", path], check=True)

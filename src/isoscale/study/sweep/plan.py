@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from isoscale.engine.run_directory import write_aside
 from isoscale.errors import UserError
 from isoscale.launch.job_script import POINTS
 from isoscale.launch.submission import prepare
+from isoscale.observe.files import refuse_link, write_aside
 from isoscale.recipe.compare import ABSENT, LENGTHS, Difference, describe, differences, harmful
 from isoscale.recipe.importing.reading import split
 from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, load_variants
@@ -99,10 +99,14 @@ class Sweep:
     def read(cls, path: Path) -> "Sweep":
         """The sweep in a directory."""
         try:
-            return cls(path, dict(json.loads((path / RECORD).read_text(encoding="utf-8"))))
+            sweep = cls(path, dict(json.loads((path / RECORD).read_text(encoding="utf-8"))))
+            outside = [point.name for point in sweep.points if Path(point.name).name != point.name]
+            if outside:
+                raise ValueError(f"{outside[0]!r} is no directory in it")
+            return sweep
         except FileNotFoundError:
             raise UserError(f"there is no sweep in {path}: no {RECORD}; `isoscale runs list` shows sweeps") from None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise UserError(f"{path / RECORD} is damaged: {error}") from None
 
     @staticmethod
@@ -136,7 +140,9 @@ class Sweep:
         return self.path / point.name
 
     def restore(self, points: Sequence[Point]) -> None:
-        """Prepare those points anew whose directories somebody has removed."""
+        """Prepare those points anew whose directories somebody has removed; one that is a link is refused."""
+        for point in points:
+            refuse_link(self.folder(point))
         missing = [point for point in points if not Run.exists(self.folder(point))]
         recipes = load_variants(
             self.path / RECIPE, (), {point.name: point.values for point in missing if point.words is None}
