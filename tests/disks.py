@@ -1,6 +1,7 @@
 """Small disks of their own in memory, to be filled up and to be made read-only."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ class Disk:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._ballast = path / "ballast"
+        self._ballast, self._many = path / "ballast", path / "many"
         self._taken: list[Path] = []
 
     def leave(self, num_bytes: int) -> None:
@@ -25,9 +26,16 @@ class Disk:
         with self._ballast.open("wb") as file:
             file.write(bytes(found.f_bavail * found.f_frsize - -(-num_bytes // PAGE) * PAGE))
 
+    def leave_files(self, num_files: int) -> None:
+        """Make files until there is room for so many more only; for a disk with a small number of them."""
+        self._many.mkdir()
+        for number in range(os.statvfs(self.path).f_favail - num_files):
+            (self._many / str(number)).touch()
+
     def make_room(self) -> None:
         """Take away what fills the disk."""
-        self._ballast.unlink()
+        self._ballast.unlink(missing_ok=True)
+        shutil.rmtree(self._many, ignore_errors=True)
 
     def remount(self, mode: str) -> None:
         """Allow writing (rw) or not (ro)."""

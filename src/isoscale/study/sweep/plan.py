@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,7 @@ class Plan:
 
     def write(self, path: Path) -> "Sweep":
         """Make the directories of the sweep and of all its points; the record comes last."""
+        is_ours = not path.exists() or not any(path.iterdir())
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_aside(path / RECIPE, self.loaded.with_sweep().to_yaml())
@@ -58,9 +60,12 @@ class Plan:
                 prepare(path / name, loaded)
             write_aside(path / POINTS, "".join(f"{point.name}\n" for point in self.points))
             write_aside(path / RECORD, json.dumps(self._record(), indent=1))
-        except OSError as error:
+        except (OSError, UserError) as error:
+            if is_ours:
+                shutil.rmtree(path, ignore_errors=True)  # nothing was earned yet: leave no litter
+            reason = error.strerror if isinstance(error, OSError) else None
             raise UserError(
-                f"cannot write the sweep {path}: {error.strerror or error}; choose another directory with --run DIR"
+                f"cannot write the sweep {path}: {reason or error}; choose another directory with --run DIR"
             ) from None
         return Sweep.read(path)
 
