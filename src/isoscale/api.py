@@ -282,8 +282,7 @@ def predict(
     it makes them.
     """
     application = _Application(_cautioned(run, checkpoint), checkpoint, data, role, device)
-    store = Store(folder)
-    with application.applied():
+    with Store(folder) as store, application.applied():
         part = application.role(role, by_row=True)
         if concludes(application.task):
             application.task.conclude(application.survey("predict", part), store)  # type: ignore[operator]
@@ -293,7 +292,7 @@ def predict(
             named = found if isinstance(found, dict) else {"prediction": application.stored(found)}
             for name, values in named.items():
                 store.put(name, (values.float() if values.dtype == torch.bfloat16 else values).numpy())
-    return store.finish()
+        return store.finish()
 
 
 def exhibits(

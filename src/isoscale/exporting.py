@@ -1,5 +1,6 @@
 """A trained network as one file that can be used elsewhere: weights, TorchScript, or a program of torch.export."""
 
+import io
 import json
 import warnings
 from collections.abc import Callable
@@ -9,7 +10,6 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from isoscale._version import __version__
@@ -17,7 +17,9 @@ from isoscale.api import example
 from isoscale.engine.checkpoint import read_weights
 from isoscale.engine.seal import is_sealed, seal
 from isoscale.engine.state import copy_weights
+from isoscale.engine.tensor_files import save_tensors
 from isoscale.errors import UserError
+from isoscale.observe.files import failures_in_words, write_aside, written_aside
 from isoscale.recipe.components import instantiate, task_spec
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.problems import RecipeError
@@ -99,7 +101,8 @@ def with_weights(task: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
 def _write_weights(run: Run, path: Path, checkpoint: str | None) -> Exported:
     metadata = {**_metadata(run, checkpoint), **_described(_deployable(run.task(checkpoint)))}
     weights = {name: tensor.contiguous() for name, tensor in read_weights(run.checkpoint(checkpoint)).items()}
-    _put(path, lambda aside: aside.write_bytes(save(weights, metadata)))
+    with failures_in_words(path), written_aside(path) as file:
+        save_tensors(weights, file.name, metadata)
     return Exported(path, metadata)
 
 
@@ -110,7 +113,10 @@ def _write_script(run: Run, path: Path, checkpoint: str | None) -> Exported:
         warnings.simplefilter("ignore", torch.jit._trace.TracerWarning)  # what came out is compared
         script = _attempt("TorchScript", lambda: _scripted(network))
         said = {name: text.encode() for name, text in network.metadata.items()}
-        _put(path, lambda aside: torch.jit.save(script, aside, said))
+        written = io.BytesIO()  # torch, where it writes to a full disk itself, aborts the process
+        torch.jit.save(script, written, said)
+    with failures_in_words(path):
+        write_aside(path, written.getvalue())
     return Exported(path, network.metadata, network.notes)
 
 
@@ -127,7 +133,10 @@ def _write_program(run: Run, path: Path, checkpoint: str | None) -> Exported:
     if network.inputs is None:
         raise UserError(f"{path}: this network is written as .pt (TorchScript) or .safetensors, not as .pt2")
     program = _attempt("torch.export", lambda: _exported_program(network))
-    _put(path, lambda aside: torch.export.save(program, aside, extra_files=network.metadata))
+    written = io.BytesIO()
+    torch.export.save(program, written, extra_files=network.metadata)
+    with failures_in_words(path):
+        write_aside(path, written.getvalue())
     return Exported(path, network.metadata, network.notes)
 
 
@@ -137,16 +146,6 @@ def _exported_program(network: _Network) -> Any:
     program = torch.export.export(network.module, network.inputs, dynamic_shapes=sizes)
     _compare(network, program.module())
     return program
-
-
-def _put(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file aside and give it its name when it is whole."""
-    aside = path.with_name(f".{path.name}.part{path.suffix}")
-    try:
-        write(aside)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 WRITERS: dict[str, Callable[[Run, Path, str | None], Exported]] = {

@@ -366,13 +366,13 @@ class Session:
         self._say(f"on {self._hosts()[self.ranks.rank]}, process {os.getpid()}: {engine.parts.accelerator.description}")
         if not self.ranks.is_first:
             return
-        self._record(status="running", decided=engine.decided.as_dict(), num_steps=engine.plan.num_steps,
-                     device=engine.parts.accelerator.description,
-                     given=type(self.given.task).__qualname__ if self.given else None)  # fmt: skip
-        self._record(starts=self._starts())
+        begun: dict[str, Any] = {}
         if self._began is None:
             self._began = time.monotonic()
-            self._record(stretches=stretches.begun(self._stretches(), engine.progress.step, self._hosts()))
+            begun["stretches"] = stretches.begun(self._stretches(), engine.progress.step, self._hosts())
+        self._record(status="running", decided=engine.decided.as_dict(), num_steps=engine.plan.num_steps,
+                     device=engine.parts.accelerator.description, starts=self._starts(),
+                     given=type(self.given.task).__qualname__ if self.given else None, **begun)  # fmt: skip
         name, where = self.loaded.name, str(self.directory.path) if self.directory else ""
         rows = start_rows(self)
         plan = engine.plan

@@ -9,6 +9,7 @@ import pytest
 from isoscale.errors import UserError
 from isoscale.observe.events import EpochEnded, Logged, Note
 from isoscale.observe.metric_log import MetricLog, history, last_values, read_metrics
+from tests.disks import mounted
 
 
 def logged(step: int, loss: float) -> Logged:
@@ -109,11 +110,12 @@ def test_a_run_that_logged_nothing_has_no_values(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_that_names_the_file_and_the_reason(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.symlink_to("/dev/full")
-    log = MetricLog(path, start_bytes=0)
-    with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl: No space left on device"):
-        log.notify(logged(50, 0.5))
+    with mounted(tmp_path / "disk") as disk:
+        log = MetricLog(disk.path / "metrics.jsonl", start_bytes=0)
+        disk.leave(0)
+        said = rf"cannot write .*metrics\.jsonl: No space left on device: the disk at {disk.path} is full"
+        with pytest.raises(UserError, match=said):
+            log.notify(logged(50, 0.5))
 
 
 def test_a_directory_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:

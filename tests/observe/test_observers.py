@@ -10,6 +10,7 @@ from isoscale.observe.events import Event, Logged, Note
 from isoscale.observe.metric_log import MetricLog
 from isoscale.observe.observers import Observers
 from isoscale.observe.text_log import TextLog
+from tests.disks import mounted
 
 LOGGED = Logged(50, 0, {"train/loss": 0.5})
 
@@ -72,21 +73,23 @@ def test_two_observers_that_fail_at_once_are_both_dropped() -> None:
 
 
 def test_a_text_log_on_a_full_disk_is_dropped(tmp_path: Path) -> None:
-    (tmp_path / "log.txt").symlink_to("/dev/full")
     rest = Recorder()
-    observers = Observers([TextLog(tmp_path / "log.txt"), rest])
-    observers.notify(LOGGED)
+    with mounted(tmp_path / "disk") as disk:
+        observers = Observers([TextLog(disk.path / "log.txt"), rest])
+        disk.leave(0)
+        observers.notify(LOGGED)
     assert any(isinstance(event, Note) and "TextLog" in event.text for event in rest.events)
 
 
 def test_a_metric_log_on_a_full_disk_ends_the_run_and_the_others_are_still_closed(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     rest = Recorder()
-    observers = Observers([MetricLog(tmp_path / "metrics.jsonl", start_bytes=0), rest])
-    with pytest.raises(UserError, match=r"metrics\.jsonl: No space left on device"):
-        observers.notify(LOGGED)
-    with pytest.raises(UserError, match="No space left on device"):
-        observers.close()
+    with mounted(tmp_path / "disk") as disk:
+        observers = Observers([MetricLog(disk.path / "metrics.jsonl", start_bytes=0), rest])
+        disk.leave(0)
+        with pytest.raises(UserError, match=r"metrics\.jsonl: No space left on device"):
+            observers.notify(LOGGED)
+        with pytest.raises(UserError, match="No space left on device"):
+            observers.close()
     assert rest.closed
 
 

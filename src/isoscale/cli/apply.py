@@ -83,14 +83,17 @@ def _draw(folder: Path, exhibits: "Mapping[str, Exhibit]") -> list[Path]:
         return []
     from isoscale.observe.exhibits import Network
     from isoscale.observe.figures import draw, png
+    from isoscale.observe.files import failures_in_words, own_folder, write_aside
 
     drawn = {
         name: png(draw(name, shown), PRINT_SCALE) for name, shown in exhibits.items() if not isinstance(shown, Network)
     }
     paths = {name: folder / f"{name.replace('/', '-')}.png" for name in drawn}
-    folder.mkdir(parents=True, exist_ok=True)
+    with failures_in_words(folder):
+        own_folder(folder)
     for name, path in paths.items():
-        path.write_bytes(drawn[name])
+        with failures_in_words(path):
+            write_aside(path, drawn[name])
     return list(paths.values())
 
 
@@ -130,6 +133,7 @@ def predict(
 def _checked_folder(path: Path) -> Path | None:
     """The folder that predictions go to, made where it is not there; None where they go into one file."""
     from isoscale.errors import UserError
+    from isoscale.observe.files import failures_in_words
 
     is_folder = path.is_dir() or not path.suffix
     if not is_folder and path.suffix not in (".npz", ".safetensors"):
@@ -138,17 +142,20 @@ def _checked_folder(path: Path) -> Path | None:
         raise UserError(f"--out {path}: there is no folder {path.parent}")
     if not is_folder:
         return None
-    path.mkdir(exist_ok=True)
+    with failures_in_words(path):
+        path.mkdir(exist_ok=True)
     return path
 
 
 def _write(path: Path, tensors: "dict[str, Tensor]") -> None:
-    if path.suffix == ".npz":
-        import numpy
+    import numpy
 
-        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
-        numpy.savez(path, **arrays)
-    else:
-        from safetensors.torch import save_file
+    from isoscale.engine.tensor_files import save_tensors
+    from isoscale.observe.files import failures_in_words, written_aside
 
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    with failures_in_words(path), written_aside(path) as file:
+        if path.suffix == ".npz":
+            arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+            numpy.savez(file, **arrays)
+        else:
+            save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, file.name)

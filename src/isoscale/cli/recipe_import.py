@@ -66,14 +66,12 @@ def _imported(path: Path, words: list[str], data: str | None) -> "tuple[Imported
 
 def _write(path: Path, text: str) -> None:
     from isoscale.errors import UserError
+    from isoscale.observe.files import failures_in_words, write_aside
 
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UserError(f"{path} is there already, and stays as it is: give another name to --out") from None
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    if path.exists():
+        raise UserError(f"{path} is there already, and stays as it is: give another name to --out")
+    with failures_in_words(path):
+        write_aside(path, text)
 
 
 def _report(imported: "Imported", out: Path | None, weights: Path | None) -> list[str]:

@@ -228,7 +228,7 @@ def _show(study: "Study", as_json: bool) -> None:
 
 def _write(study: "Study") -> list[tuple[str, str]]:
     """The files, and what each of them is."""
-    from isoscale.observe.files import failures_in_words
+    from isoscale.observe.files import failures_in_words, write_aside
     from isoscale.study.scale import chart as scale_chart
     from isoscale.study.scale import table as scale_table
 
@@ -237,7 +237,7 @@ def _write(study: "Study") -> list[tuple[str, str]]:
     for what, (suffix, text) in texts.items():
         path = study.path / f"scale.{suffix}"
         with failures_in_words(path):
-            path.write_text(text, encoding="utf-8")
+            write_aside(path, text)
         found.append((what, str(path)))
     picture = study.path / "scale.png"
     return [*found, *([("picture", str(picture))] if scale_chart.draw(study, picture) else [])]

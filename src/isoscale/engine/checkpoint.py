@@ -12,7 +12,6 @@ A directory with a valid manifest is complete: it got its name only after all it
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -22,12 +21,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from isoscale.engine.staging import Staged, Staging
 from isoscale.engine.state import weights_sha256
+from isoscale.engine.tensor_files import save_tensors
 from isoscale.errors import UserError
+from isoscale.observe.files import own_folder, refuse_link, sync_file, sync_folder
 
 FORMAT = 2
 MODEL = "model"
@@ -73,7 +74,7 @@ class Checkpoints:
         final = self.folder / f"step_{step:08d}"
         aside = self.folder / f".writing-{final.name}-{os.getpid()}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            own_folder(self.folder)
             self._sweep()
             _write(aside, step, state, best)
             sync_log()
@@ -81,8 +82,9 @@ class Checkpoints:
             self._point_to(final, best)
             self._drop_old(final)
         except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"cannot save the checkpoint of step {step} in {self.folder}: {_reason(error)}. "
+                f"cannot save the checkpoint of step {step} in {self.folder}: {reason}. "
                 "The checkpoints already there are intact; make room or fix the permissions, then start the same "
                 "command again"
             ) from error
@@ -96,6 +98,7 @@ class Checkpoints:
 
         What a killed writer left undone is done now: the pointers are moved, and its leftovers removed.
         """
+        refuse_link(self.folder)
         self._put_back()
         for path in self._all():
             try:
@@ -132,7 +135,7 @@ class Checkpoints:
         if final.exists():  # the same step again, after a restart; perhaps a damaged copy
             final.rename(self.folder / f".replaced-{final.name}-{os.getpid()}")
         aside.rename(final)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     def _point_to(self, newest: Path, best: bool) -> None:
         self._point("last", newest)
@@ -146,7 +149,7 @@ class Checkpoints:
         link.unlink(missing_ok=True)
         link.symlink_to(target.name)
         link.replace(self.folder / name)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     def _drop_old(self, newest: Path) -> None:
         """Drop all but some; those that are newer than the newest were passed over as damaged, and do not count."""
@@ -265,7 +268,7 @@ def _write(folder: Path, step: int, state: Staged, best: bool) -> None:
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]
     stored = {name: torch.view_as_real(tensor) if name in pairs else tensor for name, tensor in tensors.items()}
-    save_file(stored, path, {_PAIRS: json.dumps(pairs)} if pairs else None)
+    save_tensors(stored, path, {_PAIRS: json.dumps(pairs)} if pairs else None)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -289,14 +292,8 @@ def _write_manifest(folder: Path, step: int, state: Staged, best: bool) -> None:
 
 def _sync_files(folder: Path) -> None:
     for path in folder.iterdir():
-        _sync_file(path)
-    _sync_folder(folder)
-
-
-def _reason(error: Exception) -> str:
-    """What the operating system says; safetensors tells only the number in its own words."""
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return os.strerror(int(number[1])) if number else str(getattr(error, "strerror", None) or error)
+        sync_file(path)
+    sync_folder(folder)
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
@@ -339,16 +336,3 @@ def _verify(path: Path, expected: dict[str, Any]) -> None:
         raise CheckpointError(f"{path} has {path.stat().st_size} bytes instead of {expected.get('bytes')}")
     if _sha256(path) != expected.get("sha256"):
         raise CheckpointError(f"{path} is not what was written: its sha256 differs")
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

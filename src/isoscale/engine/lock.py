@@ -22,6 +22,7 @@ from typing import Any
 
 from isoscale.engine.run_directory import ROOT
 from isoscale.errors import UserError
+from isoscale.observe.files import open_no_link
 from isoscale.parallel.process import machine, state
 
 NAME = ".lock"
@@ -143,7 +144,7 @@ class RunLock:
 
     def _take(self) -> bool:
         """Try once; False where the file has changed meanwhile, and all is to be looked at again."""
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = open_no_link(self._path, os.O_RDWR | os.O_CREAT)
         locked = _lock(handle)
         if not _is_file(handle, self._path):
             os.close(handle)
@@ -198,7 +199,7 @@ class RunLock:
     def _replace(self) -> bool:
         """Put a new file in the place of one that the kernel cannot give us; of several who try, the last has it."""
         aside = self._folder / f"{NAME}-{self._owner.token}"
-        self._handle = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._handle = open_no_link(aside, os.O_RDWR | os.O_CREAT)
         _lock(self._handle)
         _write(self._handle, self._owner)
         aside.replace(self._path)
@@ -217,7 +218,7 @@ class RunLock:
                     continue  # taken over or removed: not ours to write in
                 self._owner.beats += 1
                 # closed each time, which is what sends it to other hosts
-                handle = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+                handle = open_no_link(self._path, os.O_WRONLY)
                 try:
                     _write(handle, self._owner)
                 finally:

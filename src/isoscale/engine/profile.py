@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from isoscale.engine.accelerator import Accelerator, Moment
+from isoscale.observe.files import failures_in_words, own_folder, refuse_link, written_aside
 from isoscale.observe.profile import Action
 
 TRACED_FROM = 200
@@ -38,6 +39,8 @@ class Profile:
 
         All ranks pause before and after it, so that they ask for votes equally often.
         """
+        for path in (trace.parent, trace) if trace is not None else ():
+            refuse_link(path)  # now, and not in the middle of the training
         self._accelerator = accelerator
         self._trace = trace
         self._tracing = trace is not None if tracing is None else tracing
@@ -155,14 +158,15 @@ class Profile:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._accelerator.kind == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._trace.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(self._trace.parent)
         profiler = torch.profiler.profile(activities=activities, acc_events=True)
         with self.action("tracing"), _quiet():
             profiler.start()
         yield
         with self.action("tracing"), _quiet():
             profiler.stop()
-            profiler.export_chrome_trace(str(self._trace))
+            with failures_in_words(self._trace), written_aside(self._trace) as file:
+                profiler.export_chrome_trace(file.name)
 
     def actions(self) -> list[Action]:
         """What was done, the phases of a step first; the total comes last, and what no clock saw before it."""

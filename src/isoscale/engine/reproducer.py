@@ -8,13 +8,14 @@ step_00000031/
 """
 
 import json
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from isoscale.data import keyed
@@ -28,6 +29,8 @@ from isoscale.engine.recorder import Recorder
 from isoscale.engine.stage import Stage
 from isoscale.engine.state import copy_weights
 from isoscale.engine.step import loss_terms
+from isoscale.engine.tensor_files import save_tensors
+from isoscale.observe.files import own_folder
 from isoscale.parallel.plain import put_together, take_apart
 
 if TYPE_CHECKING:
@@ -57,11 +60,14 @@ def write_reproducer(
     folder: Path, engine: "Trainer", part: Part, weights: dict[str, Tensor], number: int, report: dict[str, Any]
 ) -> None:
     """Write the files of a step; `number` is counted from 0, as randomness counts."""
-    folder.mkdir(parents=True, exist_ok=True)
+    own_folder(folder.parent)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     tensors: dict[str, Tensor] = {}
     structure = take_apart(part.batch, "batch", tensors, _left_out)
-    save_file({**_separate(tensors), "samples": part.samples.detach().cpu().contiguous()}, folder / "batch.safetensors")
-    save_file(_separate(weights), folder / "weights.safetensors")
+    samples = part.samples.detach().cpu().contiguous()
+    save_tensors({**_separate(tensors), "samples": samples}, folder / "batch.safetensors")
+    save_tensors(_separate(weights), folder / "weights.safetensors")
     needed = {
         "batch": structure, "batch_idx": part.batch_idx, "number": number, "seed": engine.settings.seed,
         "steps_per_epoch": engine.train.plan.steps_per_epoch, "device": engine.decided.device,

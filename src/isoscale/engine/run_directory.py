@@ -20,6 +20,7 @@ from isoscale.engine.checkpoint import Checkpoints
 from isoscale.engine.git import code
 from isoscale.engine.seal import adopted, with_seal
 from isoscale.errors import UserError
+from isoscale.observe.files import sync_folder, write_aside
 
 ROOT = Path("runs")
 _LEFT = re.compile(r"\.lock|run\.json|\.(run\.json|recipe\.yaml)-\d+")
@@ -72,6 +73,7 @@ class RunDirectory:
             for killed in (*self.path.glob(".recipe.yaml-*"), *self.path.glob(".run.json-*")):
                 killed.unlink()
             write_aside(self.recipe, with_seal(recipe_yaml))
+            sync_folder(self.path.parent)
         except OSError as error:
             raise UserError(
                 f"cannot write the run directory {self.path}: {error.strerror or error}; "
@@ -113,17 +115,6 @@ def _claim(path: Path) -> bool:
     except OSError:
         pass  # whoever writes there says why it cannot be
     return True
-
-
-def write_aside(path: Path, text: str) -> None:
-    """Write a file so that a reader never sees half of it."""
-    aside = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        aside.write_text(text)
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def provenance(command: list[str]) -> dict[str, Any]:

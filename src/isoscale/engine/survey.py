@@ -6,6 +6,8 @@ it needs, and gets the same sums on every rank.
 
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from isoscale.data import keyed
 from isoscale.data.batches import Batch
+from isoscale.data.files import sweep
 from isoscale.data.sources import Source
 from isoscale.engine.assembly import Assembly
 from isoscale.engine.evaluate import Interrupted
@@ -29,12 +32,15 @@ from isoscale.engine.target_units import TargetUnits
 from isoscale.engine.task import Task
 from isoscale.observe.events import Exhibited
 from isoscale.observe.exhibits import Exhibit
-from isoscale.observe.files import failures_in_words
+from isoscale.observe.files import failures_in_words, sync_file, sync_folder
 from isoscale.observe.observers import Observers
 from isoscale.parallel.reduction import Reducer
 
 Sums = list[Tensor]
 Asked = Callable[[], bool]
+
+
+ASIDE = ".predicting-"
 
 
 def _never() -> bool:
@@ -218,20 +224,35 @@ class Surveyor:
 
 
 class Store:
-    """Arrays under names: held in memory, or in a folder, where they need no memory while they grow."""
+    """Arrays under names: held in memory, or in a folder, where they need no memory while they grow.
+
+    A context: what is in the folder gets its name when all is there, and else is removed.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         """With a folder, each array is a .npy file there, and single numbers are together in numbers.json."""
         self.arrays: dict[str, NDArray[Any]] = {}
         self._folder = folder
+        self._aside: Path | None = None
+
+    def __enter__(self) -> "Store":
+        if self._folder is not None:
+            sweep(self._folder, ASIDE)
+            with failures_in_words(self._folder):
+                self._aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=self._folder))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._aside is not None:
+            shutil.rmtree(self._aside, ignore_errors=True)
 
     def new(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """An array to be filled."""
-        if self._folder is None:
+        if self._folder is None or self._aside is None:
             self.arrays[name] = np.empty(shape, dtype)
         else:
-            path = self._folder / f"{name}.npy"
-            with failures_in_words(path):
+            path = self._aside / f"{name}.npy"
+            with failures_in_words(self._folder / f"{name}.npy"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self.arrays[name] = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), tuple(shape))
                 _reserve(path)
@@ -248,12 +269,27 @@ class Store:
     def finish(self) -> dict[str, Tensor]:
         """Everything, once it is all there."""
         numbers = {name: array.item() for name, array in self.arrays.items() if not array.ndim}
-        if self._folder is not None and numbers:
-            (self._folder / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n")
         for array in self.arrays.values():
             if isinstance(array, np.memmap):
                 array.flush()
+        if self._folder is not None and self._aside is not None:
+            with failures_in_words(self._folder):
+                if numbers:
+                    (self._aside / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n")
+                _name_files(self._aside, self._folder)
         return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+
+
+def _name_files(aside: Path, folder: Path) -> None:
+    """Bring files to the disk, and then to where they belong."""
+    written = sorted(path for path in aside.rglob("*") if path.is_file())
+    for path in written:
+        sync_file(path)
+    for path in written:
+        final = folder / path.relative_to(aside)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(final)
+        sync_folder(final.parent)
 
 
 def _reserve(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from isoscale.errors import UserError
 from isoscale.launch import slurm
+from isoscale.observe.files import open_own
 from isoscale.run import Run
 
 STOP = "STOP"
@@ -61,7 +62,7 @@ class Standing:
             slurm.cancel(self.job)
             return f"job {self.job} is cancelled; a training that runs saves first, and ends"
         if self.run.status == "running":
-            (self.run.path / STOP).touch()
+            open_own(self.run.path / STOP, "ab").close()
             return f"asked the training in {self.run.path} to stop: it saves, and ends"
         raise UserError(f"nothing trains in {self.run.path}: it is {self.run.status}")
 

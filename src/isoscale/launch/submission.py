@@ -15,6 +15,7 @@ from isoscale.launch import slurm
 from isoscale.launch.config import Resources, merged, notice, resources
 from isoscale.launch.job_script import Job
 from isoscale.launch.profiles import read_profile
+from isoscale.observe.files import own_folder, write_aside
 from isoscale.recipe.load import LoadedRecipe, load_recipe, to_build
 from isoscale.recipe.schema import Launch
 from isoscale.recipe.trust import Trust
@@ -84,8 +85,7 @@ def claim(path: Path, job: str) -> None:
 
 def write_script(path: Path, job: Job) -> None:
     """Keep the script in the folder of the job, where its output goes as well."""
-    (path / "slurm").mkdir(exist_ok=True)
-    (path / "slurm" / "job.sh").write_text(job.script(), encoding="utf-8")
+    write_aside(own_folder(path / "slurm") / "job.sh", job.script())
 
 
 def plan(

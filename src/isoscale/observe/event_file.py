@@ -7,6 +7,8 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
+from isoscale.observe.files import own_folder
+
 
 class EventFile:
     """One file of TensorBoard events, written at once.
@@ -20,7 +22,7 @@ class EventFile:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        directory.mkdir(parents=True, exist_ok=True)
+        own_folder(own_folder(directory.parent) / directory.name)
         self._file: BufferedWriter = (directory / _name(time.time_ns())).open("xb")
         self._records = RecordWriter(self._file)
         self.write(0, file_version="brain.Event:2")

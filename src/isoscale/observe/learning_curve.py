@@ -4,10 +4,10 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from isoscale.observe.events import EpochEnded, Event, Logged
-from isoscale.observe.files import failures_in_words
+from isoscale.observe.files import failures_in_words, open_own
 
 WIDTH = 11
 SHORT_STAGES = {"val": "val", "train": "trn"}
@@ -37,7 +37,7 @@ class LearningCurve:
         self._values: dict[str, float] = {}
         self._path = Path(path)
         with failures_in_words(self._path):
-            self._file = self._path.open("wb")
+            self._file: BinaryIO = open_own(self._path, "wb")
             for row in history:
                 self._take(row["step"], {row["name"]: row["value"]})
             self._write_if_complete()

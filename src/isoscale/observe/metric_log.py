@@ -5,11 +5,11 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from isoscale.errors import UserError
 from isoscale.observe.events import EpochEnded, Event, Logged
-from isoscale.observe.files import failures_in_words
+from isoscale.observe.files import failures_in_words, open_own
 
 
 class MetricLog:
@@ -19,8 +19,10 @@ class MetricLog:
         """Go on after the first `start_bytes` bytes, or after the last whole line when that is None."""
         self._path = Path(path)
         with failures_in_words(self._path):
-            _cut(self._path, _whole_lines(self._path) if start_bytes is None else start_bytes)
-            self._file = self._path.open("ab")
+            if start_bytes is not None:
+                _check_length(self._path, start_bytes)
+            self._file: BinaryIO = open_own(self._path, "ab")
+            os.ftruncate(self._file.fileno(), _whole_lines(self._path) if start_bytes is None else start_bytes)
 
     def notify(self, event: Event) -> None:
         """Write the values of the event, if it has any, and hand them to the operating system."""
@@ -93,15 +95,13 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _whole_lines(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+    return path.read_bytes().rfind(b"\n") + 1
 
 
-def _cut(path: Path, num_bytes: int) -> None:
-    size = path.stat().st_size if path.exists() else 0
-    if size < num_bytes:
+def _check_length(path: Path, num_bytes: int) -> None:
+    size = path.lstat().st_size if path.exists() else 0
+    if size < num_bytes and not path.is_symlink():
         raise UserError(
             f"{path} has {size} bytes, but the checkpoint was written when it had {num_bytes}: values that were "
             f"logged are missing. Restore the file from a copy, or start a new run."
         )
-    if size > num_bytes:
-        os.truncate(path, num_bytes)

@@ -162,7 +162,7 @@ class RankFiles:
         try:
             self._logs[path] = make(path)
         except UserError as error:
-            self._complain(path, error.__cause__)
+            self._complain(path, error.__cause__ or error)
 
     @property
     def are_open(self) -> bool:

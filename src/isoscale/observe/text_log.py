@@ -2,11 +2,13 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from isoscale.errors import UserError
 from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Note, Started
-from isoscale.observe.files import failures_in_words
+from isoscale.observe.files import failures_in_words, open_own
 from isoscale.observe.text import end_lines, epoch_line, logged_line, note_line, prefixed, rank_prefix, start_lines
 from isoscale.printing import visible
 
@@ -14,12 +16,15 @@ from isoscale.printing import visible
 class TextLog:
     """Appends a line, or a few, for every event."""
 
-    def __init__(self, path: str | os.PathLike[str], rank: int | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], rank: int | None = None, opened: Callable[..., TextIO] = open_own
+    ) -> None:
         """Where it is; with `rank`, every line names the rank that it comes from, and events are of that one."""
         self._path = Path(path)
         self._rank = rank
         with failures_in_words(self._path):
-            self._file = self._path.open("a", encoding="utf-8")
+            # A file name or a note may hold what UTF-8 cannot; that must not cost the log.
+            self._file = opened(self._path, "a", encoding="utf-8", errors="backslashreplace")
         self._started: Started | None = None
 
     @classmethod
@@ -27,7 +32,7 @@ class TextLog:
         """A log where the user wants one, with the folders above it."""
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            return cls(path, rank)
+            return cls(path, rank, open)  # a link is what the user has named, such as /dev/stderr
         except (OSError, UserError) as error:
             cause = error.__cause__ or error
             is_below_file = isinstance(cause, FileExistsError | NotADirectoryError)

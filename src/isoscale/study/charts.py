@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from isoscale.errors import UserError
-from isoscale.observe.files import failures_in_words
+from isoscale.observe.files import failures_in_words, written_aside
 from isoscale.observe.text import split_stage
 from isoscale.printing import one_line
 from isoscale.study.compare import Comparison, monitored
@@ -48,8 +48,8 @@ def draw(comparison: Comparison, path: Path) -> bool:
     for metric, (by_step, by_time) in zip(metrics, figure.subplots(len(metrics), 2, squeeze=False), strict=True):
         _draw_metric(by_step, by_time, metric, runs)
     _add_legend(figure, comparison)
-    with failures_in_words(path):
-        figure.savefig(path, dpi=150)
+    with failures_in_words(path), written_aside(path) as file:
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)
     return True
 
 

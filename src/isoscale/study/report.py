@@ -8,7 +8,7 @@ from pathlib import Path
 
 from isoscale import api
 from isoscale.errors import UserError
-from isoscale.observe.files import failures_in_words
+from isoscale.observe.files import failures_in_words, write_aside
 from isoscale.observe.text import split_stage
 from isoscale.run import Run
 from isoscale.study import figures, sections
@@ -43,7 +43,7 @@ def write_report(
     _check_path(target)
     text = page(read(found), role, diff)
     with failures_in_words(target):
-        target.write_bytes(text.encode("utf-8", "replace"))
+        write_aside(target, text.encode("utf-8", "replace"))
     return target
 
 

@@ -1,11 +1,12 @@
 """RUN/loggers.json: which run of a logger belongs to this run, and what it was sent already."""
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+from isoscale.observe.files import write_aside
 
 _LOCK = Lock()
 """Several loggers, each in a thread of its own, write the same file."""
@@ -39,9 +40,7 @@ class Ledger:
     def _write(self) -> None:
         with _LOCK:
             entries = {**_read(self._path), self._destination: {"id": self.run_id, "steps": self._steps}}
-            aside = self._path.with_name(f".{self._path.name}-{os.getpid()}")
-            aside.write_text(json.dumps(entries, indent=1))
-            aside.replace(self._path)
+            write_aside(self._path, json.dumps(entries, indent=1), synced=False)
 
 
 def _read(path: Path) -> dict[str, Any]:

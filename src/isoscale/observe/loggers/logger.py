@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from isoscale.errors import UserError
 from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Started
 from isoscale.observe.exhibits import Drawable, Histogram, Network
+from isoscale.observe.files import refuse_link
 from isoscale.observe.loggers.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Logger(ABC):
         """Say how the run ended."""
 
     def _start(self, started: Started) -> None:
+        for folder in (self.name, f".{self.name}"):  # where the library writes
+            refuse_link(Path(started.directory, folder))
         self._ledger = Ledger(Path(started.directory), self.destination)
         self._ledger.opened(self._open(started, self._ledger.run_id))
         self._epoch = 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isoscale.observe.events import Ended, Started
+from isoscale.observe.files import refuse_links_out_of
 from isoscale.observe.loggers.logger import Logger, Moment, hush, require
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class MLflow(Logger):
 
     def _create_database(self, path: Path) -> None:
         """MLflow takes seconds to make an empty database, so that one is kept to copy for every run."""
+        refuse_links_out_of(path.parent)
         if path.exists():
             return
         path.parent.mkdir(exist_ok=True)

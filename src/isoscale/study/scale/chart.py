@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from isoscale.observe.files import failures_in_words
+from isoscale.observe.files import failures_in_words, written_aside
 from isoscale.study.charts import COLOURS
 from isoscale.study.scale.study import Row, Study
 from isoscale.study.scale.table import title
@@ -23,8 +23,8 @@ def draw(study: Study, path: Path) -> bool:
     axes = figure.subplots()
     _draw(axes, rows, study.ranks[0])
     axes.set_title(title(study).replace("$", r"\$"))
-    with failures_in_words(path):
-        figure.savefig(path, dpi=150)
+    with failures_in_words(path), written_aside(path) as file:
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)
     return True
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from isoscale.launch import submission
 from isoscale.launch.config import Resources
 from isoscale.launch.job_script import Array, Job
+from isoscale.observe.files import own_folder
 from isoscale.recipe.load import LoadedRecipe, load_recipe
 from isoscale.recipe.schema import Launch
 from isoscale.study.sweep.plan import RECIPE, Plan, Point, Sweep
@@ -79,6 +80,6 @@ def _prepare(sweep: Sweep, job: Job, number: str) -> None:
 
 def _link_output(folder: Path, task: str) -> None:
     """Slurm writes the output of all tasks to one folder; each run finds its own as that of a job of its own."""
-    (folder / "slurm").mkdir(exist_ok=True)
+    own_folder(folder / "slurm")
     for name in (f"{task}.out", f"{task}.err"):
         (folder / "slurm" / name).symlink_to(Path("..", "..", "slurm", name))

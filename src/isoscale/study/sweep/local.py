@@ -13,6 +13,7 @@ from isoscale.engine.run_directory import RunDirectory, provenance
 from isoscale.errors import DONE, START_AGAIN
 from isoscale.launch.local import TO_OBEY, command_of, end_with_parent, num_cores
 from isoscale.launch.submission import SUBMITTED
+from isoscale.observe.files import open_own, own_folder
 from isoscale.study.sweep.display import Display
 from isoscale.study.sweep.plan import Point, Sweep
 from isoscale.study.sweep.states import STARTING, WAITING, Logged, State, state_of
@@ -64,7 +65,7 @@ class _Training:
         self.logged = Logged(sweep, point)
         words = [sys.argv[0], "train", *sweep.changes, "--run", str(self._folder)]
         words += ["--devices", str(crew.devices)] if crew.devices > 1 else []
-        with self._log.open("ab") as output:
+        with open_own(self._log, "ab") as output:
             self._start = output.tell()
             # In a group of its own, it gets a Ctrl-C of the terminal once, from here, and not twice.
             self._process = subprocess.Popen(
@@ -119,7 +120,7 @@ class Runner:
 
     def run(self) -> list[State]:
         """Train all points, or as far as to where someone asks to stop; how all points of the sweep stand then."""
-        (self._sweep.path / LOGS).mkdir(exist_ok=True)
+        own_folder(self._sweep.path / LOGS)
         self._sweep.restore(self._waiting)
         with signals.hearing(self._requests.keep), self._display:
             try:

@@ -3,17 +3,19 @@
 import json
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from isoscale.engine.run_directory import RunDirectory, write_aside
+from isoscale.engine.run_directory import RunDirectory
 from isoscale.engine.seal import is_sealed, seal, with_seal
 from isoscale.errors import UserError
 from isoscale.launch.job_script import POINTS
 from isoscale.launch.submission import prepare
+from isoscale.observe.files import refuse_link, write_aside
 from isoscale.recipe.compare import ABSENT, LENGTHS, Difference, describe, differences, harmful
 from isoscale.recipe.importing.reading import split
 from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, load_variants, to_build
@@ -54,6 +56,7 @@ class Plan:
 
     def write(self, path: Path) -> "Sweep":
         """Make the directories of the sweep and of all its points; the record comes last."""
+        is_ours = not path.exists() or not any(path.iterdir())
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_aside(path / RECIPE, with_seal(self.loaded.with_sweep().to_yaml()))
@@ -61,9 +64,12 @@ class Plan:
                 prepare(path / name, loaded)
             write_aside(path / POINTS, "".join(f"{point.name}\n" for point in self.points))
             _write_record(path, self._record())
-        except OSError as error:
+        except (OSError, UserError) as error:
+            if is_ours:
+                shutil.rmtree(path, ignore_errors=True)  # nothing was earned yet: leave no litter
+            reason = error.strerror if isinstance(error, OSError) else None
             raise UserError(
-                f"cannot write the sweep {path}: {error.strerror or error}; choose another directory with --run DIR"
+                f"cannot write the sweep {path}: {reason or error}; choose another directory with --run DIR"
             ) from None
         return Sweep.read(path)
 
@@ -102,10 +108,14 @@ class Sweep:
     def read(cls, path: Path) -> "Sweep":
         """The sweep in a directory."""
         try:
-            return cls(path, dict(json.loads((path / RECORD).read_text(encoding="utf-8"))))
+            sweep = cls(path, dict(json.loads((path / RECORD).read_text(encoding="utf-8"))))
+            outside = [point.name for point in sweep.points if Path(point.name).name != point.name]
+            if outside:
+                raise ValueError(f"{outside[0]!r} is no directory in it")
+            return sweep
         except FileNotFoundError:
             raise UserError(f"there is no sweep in {path}: no {RECORD}; `isoscale runs list` shows sweeps") from None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise UserError(f"{path / RECORD} is damaged: {error}") from None
 
     @staticmethod
@@ -139,7 +149,9 @@ class Sweep:
         return self.path / point.name
 
     def restore(self, points: Sequence[Point]) -> None:
-        """Prepare those points anew whose directories somebody has removed."""
+        """Prepare those points anew whose directories somebody has removed; one that is a link is refused."""
+        for point in points:
+            refuse_link(self.folder(point))
         missing = [point for point in points if not Run.exists(self.folder(point))]
         recipes = load_variants(
             self.path / RECIPE, (), {point.name: point.values for point in missing if point.words is None}
