@@ -241,7 +241,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _execute(words: list[str]) -> None:
-    """What Python does with its words: `-m` a module, `-c` code, or else a script; `-P` looks into no folder of theirs."""
+    """What Python does with its words: `-m` a module, `-c` code, or else a script; after `-P` not from there."""
     is_safe, words = words[0] == "-P", words[words[0] == "-P" :]
     if words[0] == "-m":
         sys.argv, sys.path[0] = words[1:], os.getcwd()
