@@ -155,7 +155,7 @@ def _can_be_forked(asked: dict[str, Any]) -> bool:
     is_python = not isinstance(words, (str, bytes, os.PathLike)) and len(words) > 1 and str(words[0]) == sys.executable
     if _control is None or not is_python:
         return False
-    is_option = str(words[1]).startswith("-") and str(words[1]) not in ("-m", "-c")
+    is_option = str(words[1]).startswith("-") and str(words[1]) not in ("-m", "-c", "-P")
     if is_option or any(asked[name] for name in ("executable", "pass_fds", "shell")):
         return False
     try:
@@ -244,12 +244,15 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _execute(words: list[str]) -> None:
-    """What Python does with its words: `-m` a module, `-c` code, or else a script."""
+    """What Python does with its words: `-m` a module, `-c` code, or else a script; after `-P` not from there."""
+    is_safe, words = words[0] == "-P", words[words[0] == "-P" :]
     if words[0] == "-m":
         sys.argv, sys.path[0] = words[1:], os.getcwd()
+        del sys.path[:is_safe]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
         sys.argv, sys.path[0] = ["-c", *words[2:]], ""
+        del sys.path[:is_safe]
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(words[1], "<string>", "exec"), main.__dict__)
     else:

@@ -63,17 +63,21 @@ class _Forgiving(io.FileIO):
 _forgiving: list[_Forgiving] = []
 
 
-def forgive() -> None:
-    """Let no command end because its words cannot be written; `finish` tells whether they were.
+def occupy() -> None:
+    """Let standard streams that were closed lead nowhere.
 
-    Streams that were closed lead nowhere from here on: the next file that is opened would take their number, and what
-    libraries say would be written into it.
+    The next file that is opened would take their number, and what libraries say would be written into it.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+
+
+def forgive() -> None:
+    """Let no command end because its words cannot be written; `finish` tells whether they were."""
+    occupy()
     _forgiving.clear()
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = _forgiven(1, sys.stdout)

@@ -47,6 +47,7 @@ from isoscale.observe.text import duration
 from isoscale.observe.text_log import TextLog
 from isoscale.parallel import world
 from isoscale.parallel.ranks import ALONE, Ranks
+from isoscale.printing import occupy
 from isoscale.rank_logs import RankLog, last_words, open_rank_log, told_apart, watchers
 from isoscale.rank_map import rank_map
 from isoscale.recipe.components import data_spec, instantiate, task_spec
@@ -120,6 +121,7 @@ class Session:
     def train(self) -> "Session":
         """Train to the end, or to where someone asks to stop; nobody else may train in the directory meanwhile."""
         timeout = self.recipe.parallel.timeout
+        occupy()
         with self._listening, world.guarded(on_abort=self._give_up, timeout=timeout):
             with RunLock(self.directory.path, self.notes.append) if self.directory else nullcontext():
                 while not self._start():

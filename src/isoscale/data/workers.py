@@ -49,6 +49,7 @@ BIRTHS = 3
 """How often that is tried: before Python 3.11.8 a forked process may hang at once, python/cpython#112275."""
 
 _CLOSED = 1 << 62
+_FOR_US = "isoscale"
 _ANSWER = struct.Struct("<qqq")
 _PR_SET_PDEATHSIG = 1
 
@@ -273,10 +274,21 @@ def _stop_signals_blocked() -> Iterator[None]:
 
 @contextmanager
 def _spawning() -> Iterator[None]:
-    resource_tracker.ensure_running()  # the first process would start it, and unblock signals
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    with _without_main():
+    with _without_main(), _without_working_folder():
+        resource_tracker.ensure_running()  # the first process would start it, and unblock signals
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         yield
+
+
+@contextmanager
+def _without_working_folder() -> Iterator[None]:
+    """Keep a spawned process from importing files of the working folder before it is told where modules are."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = before or _FOR_US
+    try:
+        yield
+    finally:
+        _forget_safe_path()
 
 
 @contextmanager
@@ -290,12 +302,19 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
+def _forget_safe_path() -> None:
+    """What a worker or the training starts itself finds its modules as ever."""
+    if os.environ.get("PYTHONSAFEPATH") == _FOR_US:
+        del os.environ["PYTHONSAFEPATH"]
+
+
 def work(connection: Connection, source: Source, seed: int, wanted: Any, dtype: torch.dtype, parent: int) -> None:
     """The life of a worker process: read what is asked for, while it is wanted, until the training hangs up."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     _die_with(parent)
+    _forget_safe_path()
     torch.set_num_threads(1)
     torch.set_default_dtype(dtype)
     reader = SampleReader(source, seed)

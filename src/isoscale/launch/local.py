@@ -77,9 +77,9 @@ def is_rank() -> bool:
 
 
 def command_of(words: Sequence[str]) -> list[str]:
-    """The same command once more: by the script that was started, if it was one."""
+    """The same command once more: by the script that was started, if it was one, or else without the working folder."""
     script = Path(words[0])
-    started = ["-m", "isoscale"] if script.name == "__main__.py" or not script.is_file() else [str(script)]
+    started = ["-P", "-m", "isoscale"] if script.name == "__main__.py" or not script.is_file() else [str(script)]
     return [sys.executable, *started, *words[1:]]
 
 

@@ -50,7 +50,7 @@ class TensorBoardServer:
         self._links.mkdir()
         self._output = (Path(self._folder.name) / "output.txt").open("wb")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, "--logdir", str(self._links), "--host", self.host,
+            [sys.executable, "-P", "-c", _PROGRAM, "--logdir", str(self._links), "--host", self.host,
              "--port", str(self.port), "--reload_multifile", "true", "--samples_per_plugin", "images=100"],
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, stdin=subprocess.PIPE, stdout=self._output,
             stderr=subprocess.STDOUT, start_new_session=True,  # Ctrl-C ends it through us, with its own children

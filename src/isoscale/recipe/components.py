@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -97,16 +98,31 @@ def _why_not(error: Exception, module_name: str, name: str) -> str:
 
 
 def _make_working_directory_importable() -> None:
-    """Let recipes name classes in the user's own files, also when started through an installed command."""
+    """Let recipes name classes in the user's own files, also when started through an installed command.
+
+    Installed packages come first: whatever a library imports later must not be found among the files of a project.
+    """
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     importlib.invalidate_caches()
 
 
 def _attribute(owner: Any, part: str, module_name: str, name: str) -> Any:
     if hasattr(owner, part):
         return getattr(owner, part)
-    raise UnknownComponent(f'{module_name} has no "{part}"', _as_written(nearest(part, _public(owner)), name))
+    raise UnknownComponent(
+        f'{module_name} has no "{part}"{_hides(module_name)}', _as_written(nearest(part, _public(owner)), name)
+    )
+
+
+def _hides(module_name: str) -> str:
+    """A word on a file of the user's that has the name of an installed package, which is found before it."""
+    top = module_name.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    own = next((path for path in (Path(f"{top}.py"), Path(top)) if path.exists()), None)
+    if not file or own is None or Path(file).is_relative_to(own.absolute()):
+        return ""
+    return f" ({file} is found before {own} of this folder: give that another name)"
 
 
 def _public(owner: Any) -> list[str]:
