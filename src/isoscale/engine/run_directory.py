@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -18,10 +18,10 @@ import torch
 
 from isoscale._version import __version__
 from isoscale.engine.checkpoint import Checkpoints
-from isoscale.errors import UserError
+from isoscale.errors import RunGone, UserError
 
 ROOT = Path("runs")
-_LEFT = re.compile(r"\.lock|run\.json|\.(run\.json|recipe\.yaml)-\d+")
+_LEFT = re.compile(r"\.lock(-[0-9a-f]+)?|run\.json|\.(run\.json|recipe\.yaml)-\d+")
 """What is there before a run has its recipe, which comes last."""
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "lightning", "torchmetrics")
 
@@ -38,6 +38,11 @@ class RunDirectory:
         self.log = path / "log.txt"
         self.tensorboard = path / "tensorboard"
         self.trace = path / "profile" / "trace.json"
+        self.guard: Callable[[], None] = lambda: None
+        """Raises where the run is no longer this process's to write; asked before everything that is."""
+        self._was_created = False
+        self._written: dict[str, Any] = {}
+        """What was written to run.json, to be put into checkpoints too."""
 
     @classmethod
     def fresh(cls, name: str, job: str = "") -> "RunDirectory":
@@ -60,17 +65,34 @@ class RunDirectory:
         left = all(_LEFT.fullmatch(path.name) for path in self.path.iterdir())
         return left and (not self.record.exists() or "isoscale" in self.read())
 
+    def check(self) -> None:
+        """Raise where the run is not this process's to write any more, or what makes it a run is gone."""
+        self.guard()
+        if self._was_created and not self.recipe.exists():
+            raise RunGone(f"what was in the run directory {self.path} was deleted while it was trained in")
+
+    def check_saved(self) -> None:
+        """Raise where there is nothing to go on from in the run, or not even the run."""
+        self.check()
+        if self.checkpoints().pointed("last") is None:
+            raise RunGone(f"the checkpoints in the run directory {self.path} were deleted while it was trained in")
+
     def checkpoints(self, keep: int = 2) -> Checkpoints:
         """The run's checkpoints."""
-        return Checkpoints(self.path / "checkpoints", keep)
+        return Checkpoints(self.path / "checkpoints", keep, self.check, self._record_text)
+
+    def _record_text(self) -> str:
+        return json.dumps(self._written, indent=1) if self._written else ""
 
     def create(self, recipe_yaml: str) -> None:
         """Make the directory and write the recipe."""
+        self.guard()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for killed in (*self.path.glob(".recipe.yaml-*"), *self.path.glob(".run.json-*")):
                 killed.unlink()
             write_aside(self.recipe, recipe_yaml)
+            self._was_created = True
         except OSError as error:
             raise UserError(
                 f"cannot write the run directory {self.path}: {error.strerror or error}; "
@@ -88,7 +110,14 @@ class RunDirectory:
 
     def update(self, **values: Any) -> None:
         """Change entries of run.json."""
-        write_aside(self.record, json.dumps({**self.read(), **values}, indent=1))
+        self.guard()
+        self._written = {**(self.read() or self._written), **values}
+        write_aside(self.record, json.dumps(self._written, indent=1))
+
+    def continue_in(self, other: "RunDirectory") -> None:
+        """Write what makes this a run to another directory, which becomes the same run."""
+        write_aside(other.record, self._record_text())
+        other._written = self._written
 
 
 def _candidates(name: str, suffix: str) -> Iterator[Path]:

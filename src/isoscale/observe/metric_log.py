@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ class MetricLog:
         self._path = Path(path)
         with failures_in_words(self._path):
             _cut(self._path, _whole_lines(self._path) if start_bytes is None else start_bytes)
-            self._file = self._path.open("ab")
+            self._file = self._path.open("a+b")
 
     def notify(self, event: Event) -> None:
         """Write the values of the event, if it has any, and hand them to the operating system."""
@@ -34,6 +35,18 @@ class MetricLog:
         with failures_in_words(self._path):
             self._file.flush()
             return os.fstat(self._file.fileno()).st_size
+
+    def copy_to(self, path: Path) -> None:
+        """Write all of it to another file; it need not have a name any more."""
+        with failures_in_words(path), path.open("wb") as file:
+            self._file.seek(0)
+            shutil.copyfileobj(self._file, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def is_at(self, path: Path) -> bool:
+        """Whether a file of that name is the one that is written."""
+        return path.exists() and os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
 
     def sync(self) -> None:
         """Bring all that was handed to the operating system to the disk; may be called from any thread."""
