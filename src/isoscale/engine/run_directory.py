@@ -18,9 +18,12 @@ import torch
 
 from isoscale._version import __version__
 from isoscale.engine.checkpoint import Checkpoints
+from isoscale.engine.run_record import rebuilt
 from isoscale.errors import RunGone, UserError
 
 ROOT = Path("runs")
+REBUILT = "rebuilt"
+"""The entry of a record that was rebuilt, which says why; it is not written."""
 _LEFT = re.compile(r"\.lock(-[0-9a-f]+)?|run\.json|\.(run\.json|recipe\.yaml)-\d+")
 """What is there before a run has its recipe, which comes last."""
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "lightning", "torchmetrics")
@@ -56,14 +59,14 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was started here."""
-        return self.record.is_file() and self.recipe.is_file()
+        """Whether a run was started here; one that has lost its run.json has checkpoints."""
+        return self.recipe.is_file() and (self.record.is_file() or bool(self.checkpoints().all()))
 
     @property
     def is_free(self) -> bool:
         """Whether a run can begin here: nothing is there but what a start that was killed has left."""
         left = all(_LEFT.fullmatch(path.name) for path in self.path.iterdir())
-        return left and (not self.record.exists() or "isoscale" in self.read())
+        return left and (not self.record.exists() or not self.record.stat().st_size or "isoscale" in self.read())
 
     def check(self) -> None:
         """Raise where the run is not this process's to write any more, or what makes it a run is gone."""
@@ -100,19 +103,37 @@ class RunDirectory:
             ) from None
 
     def read(self) -> dict[str, Any]:
-        """run.json; empty before the first start."""
-        if not self.record.is_file():
-            return {}
+        """run.json; empty before the first start, and rebuilt from the checkpoints where a power cut has spoilt it."""
         try:
-            return dict(json.loads(self.record.read_text()))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{self.record} is damaged: {error}") from None
+            found = json.loads(self.record.read_text())
+            if isinstance(found, dict):
+                return found
+            why = f"holds a {type(found).__name__}"
+        except FileNotFoundError:
+            if not self.exists:
+                return {}
+            why = "is missing"
+        except OSError as error:
+            raise UserError(f"cannot read {self.record}: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            why = f"is damaged ({error})" if self.record.stat().st_size else "is empty"
+        record, source = rebuilt(self.checkpoints(), self.recipe)
+        return record | {REBUILT: f"{self.record} {why}; what it said is taken from {source}"}
 
     def update(self, **values: Any) -> None:
         """Change entries of run.json."""
         self.guard()
-        self._written = {**(self.read() or self._written), **values}
+        before = self.read()
+        if before.pop(REBUILT, None) is not None:
+            self._set_damaged_aside()
+            before = self._written or before
+        self._written = {**before, **values}
         write_aside(self.record, json.dumps(self._written, indent=1))
+
+    def _set_damaged_aside(self) -> None:
+        """Keep what is left of a run.json that was rebuilt: a person may read more in it."""
+        if self.record.exists() and self.record.stat().st_size:
+            self.record.replace(self.record.with_suffix(".json.damaged"))
 
     def continue_in(self, other: "RunDirectory") -> None:
         """Write what makes this a run to another directory, which becomes the same run."""
