@@ -124,9 +124,9 @@ class _Application:
         self.loaded: LoadedRecipe = run.to_build()
         recipe = self.loaded.recipe
         self.settings = Settings(seed=recipe.seed, train=recipe.train, data=recipe.data)
-        decided = run.record["decided"]
+        decided = run.record.get("decided", {})
         self.accelerator = accelerators.find(device)
-        same = self.accelerator.kind == decided["device"]
+        same = self.accelerator.kind == decided.get("device")
         self.precision = (
             Precision(decided["precision"], self.accelerator.kind)
             if same

@@ -23,6 +23,14 @@ class UserError(ValueError):
     exit_code = USER_CAN_FIX
 
 
+class RunLost(UserError):
+    """Another training has the run now; this one stops before it writes there."""
+
+
+class RunGone(UserError):
+    """The directory of the run is no longer where it was."""
+
+
 class Stopped(SystemExit):
     """Training stopped on request, with a checkpoint: start the same command again to go on.
 

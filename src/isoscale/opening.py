@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.engine import accelerator as accelerators
-from isoscale.engine.run_directory import RunDirectory
+from isoscale.engine.run_directory import REBUILT, RunDirectory
 from isoscale.engine.settings import threads_asked
 from isoscale.errors import UserError
 from isoscale.launch import stretches
@@ -137,7 +137,7 @@ def _continued(
             f"{directory.path} holds a run of another recipe:\n{describe(refused)}\n"
             "start a new run (leave out --run, or name another directory), or take these changes back"
         )
-    notes = [f"continues the run in {directory.path}"]
+    notes = [f"continues the run in {directory.path}", *([record[REBUILT]] if REBUILT in record else [])]
     if changes:
         notes.append(f"changed since the last start:\n{describe(changes)}")
     own = str(directory.recipe)

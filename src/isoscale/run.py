@@ -11,7 +11,7 @@ from torch import nn
 from isoscale.engine.checkpoint import read, read_manifest, weights_of
 from isoscale.engine.extra_state import give_attributes
 from isoscale.engine.lock import is_held
-from isoscale.engine.run_directory import ROOT, RunDirectory
+from isoscale.engine.run_directory import REBUILT, ROOT, RunDirectory
 from isoscale.engine.state import load_weights
 from isoscale.errors import UserError
 from isoscale.observe.metric_log import history, last_values, read_metrics
@@ -64,7 +64,7 @@ class Run:
     @classmethod
     def all(cls, root: Path = ROOT) -> list["Run"]:
         """Every run below a folder, oldest first."""
-        found = [cls(path.parent) for path in root.glob("*/run.json") if cls.exists(path.parent)]
+        found = [cls(path.parent) for path in root.glob("*/recipe.yaml") if cls.exists(path.parent)]
         # Of runs that began within one second, the longer name is the later one: digits-…, then digits-…-2.
         return sorted(found, key=lambda run: (run._started, len(run.path.name), run.path.name))
 
@@ -94,10 +94,11 @@ class Run:
     @property
     def message(self) -> str | None:
         """Why it ended before its end, and for one that was killed how to go on."""
+        rebuilt = self.record.get(REBUILT)
         if self.status != "killed":
-            return self.record.get("message")
+            return rebuilt or self.record.get("message")
         path = str(self.path)
-        return "it ended without a word; go on from its last checkpoint: " + (
+        return f"{rebuilt or 'it ended without a word'}; go on from its last checkpoint: " + (
             f"isoscale.Trainer(recipe, run={path!r}).fit(task, data)"
             if self.record.get("given")
             else f"isoscale train --run {shlex.quote(path)}"
@@ -136,10 +137,10 @@ class Run:
         return f"step {step}" if pointer.removeprefix("step_").isdigit() else f"{pointer} checkpoint, step {step}"
 
     def caution(self, checkpoint: str | None = None) -> str | None:
-        """What whoever uses the weights of a run must know that has not come to its end, in one line; else None."""
+        """What users of the weights must know of a run that is damaged or not at its end, in one line; else None."""
         status, record = self.status, self.record
         if status == "done":
-            return None
+            return record.get(REBUILT)
         step = record.get("step")
         if status in ("running", "killed"):  # its record is from before
             step = max((int(row["step"]) for row in read_metrics(self.directory.metrics)), default=None)

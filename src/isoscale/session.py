@@ -8,8 +8,8 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import ExitStack, closing, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,11 @@ from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.sharing import told
 from isoscale.engine.show import look
 from isoscale.engine.trainer import Trainer as Engine
-from isoscale.errors import PeerFailed, Stopped, UserError
+from isoscale.errors import PeerFailed, RunGone, RunLost, Stopped, UserError
 from isoscale.launch import stretches
 from isoscale.launch.submission import SUBMITTED
 from isoscale.observe.events import Ended, Observer, Started
+from isoscale.observe.fence import Fence
 from isoscale.observe.learning_curve import LearningCurve
 from isoscale.observe.loggers.background import Background
 from isoscale.observe.metric_log import MetricLog, read_metrics
@@ -55,6 +56,7 @@ from isoscale.recipe.load import LoadedRecipe
 from isoscale.recipe.loggers import build_loggers, send_command
 from isoscale.recipe.schema import InitFrom, Recipe
 from isoscale.recipe.tree import flat
+from isoscale.rescue import rescue
 from isoscale.summary import continue_command, end_rows, next_commands, start_rows
 from isoscale.system_table import system_lines
 from isoscale.weights import start_from
@@ -101,6 +103,8 @@ class Session:
     """When training began, for the ledger; one that goes back to a checkpoint has begun before."""
     _before: Engine | None = field(default=None, init=False)
     """What trained up to a place from which it goes back to a checkpoint."""
+    _lock: RunLock | None = field(default=None, init=False)
+    """Says whether the directory is still there and still this process's."""
     _listening: ExitStack = field(default_factory=ExitStack, init=False)
     """From the first step until the end is written down: to be told to stop once more must not disturb that."""
 
@@ -123,7 +127,9 @@ class Session:
         timeout = self.recipe.parallel.timeout
         occupy()
         with self._listening, world.guarded(on_abort=self._give_up, timeout=timeout):
-            with RunLock(self.directory.path, self.notes.append) if self.directory else nullcontext():
+            with RunLock(self.directory.path, self.notes.append) if self.directory else nullcontext() as self._lock:
+                if self.directory and self._lock:
+                    self.directory.guard = self._lock.check
                 while not self._start():
                     pass  # it went back to the last checkpoint
             self.ranks.any(False, "the end of all ranks")  # who goes on from here finds the run complete
@@ -131,7 +137,8 @@ class Session:
 
     def _give_up(self, why: str) -> None:
         """Write down why this process ends while its main thread is stuck."""
-        self._record(status="failed", message=why, **self._ended_stretch("failed"))
+        with suppress(RunLost, RunGone):  # nowhere to write it
+            self._record(status="failed", message=why, **self._ended_stretch("failed"))
 
     def _start(self) -> bool:
         """Train from the last checkpoint on; False when it has to be done again from there."""
@@ -139,7 +146,7 @@ class Session:
         threads, generator = torch.get_num_threads(), torch.get_rng_state()
         loggers = build_loggers(self.recipe.observe.loggers) if self.directory else []  # or says what is missing
         watching = watchers(self.recipe.observe, self.ranks, self.where)  # or says that one cannot write
-        if self.directory and not record:
+        if self.directory and "isoscale" not in record:
             origin = provenance(command_line())
             self.directory.update(**origin, name=self.loaded.name, seed=self.recipe.seed)
             self.directory.create(self.loaded.to_yaml())  # from here on there is a run
@@ -179,7 +186,9 @@ class Session:
     def _train(
         self, observers: Observers, record: dict[str, Any], decided: Decisions, loggers: Sequence[Observer]
     ) -> bool:
-        if self.directory:
+        if self.directory and self._lock:
+            self.directory.check()
+            observers.add(Fence(self._lock.check_owner), first=True)
             observers.add(TextLog(self.directory.log, told_apart(self.recipe.observe, self.ranks)))
         if self.ranks.is_first:
             self._open_rank_log(observers)
@@ -196,9 +205,16 @@ class Session:
             self.where is not None,
         )  # fmt: skip
         engine.rolled_back = [(first, last) for first, last in record.get("rolled_back", [])]
+        with self._rescued_if_gone(observers, metric_log, state):
+            return self._train_and_write_down(observers, metric_log, record, state)
+
+    def _train_and_write_down(
+        self, observers: Observers, metric_log: MetricLog | None, record: dict[str, Any], state: State | None
+    ) -> bool:
+        engine = self.engine
         try:
             # Guarded here, so that what is written down is the reason on whichever rank.
-            with world.guarded(), last_words(self._rank_log):
+            with world.guarded(), last_words(self._rank_log), self._rescued_if_gone(observers, metric_log, state):
                 self._fit(observers, record, state)
         except _WentBack:
             engine.release()
@@ -207,15 +223,66 @@ class Session:
             self._end(observers, "stopped", str(stopped))
             raise
         except BaseException as error:
-            if engine.started or not record:  # a start that was refused leaves the record of the run alone
-                with suppress(OSError):  # a full disk would hide what went wrong
-                    self._fail(observers, error)
+            is_written_down = isinstance(error, RunLost | RunGone)
+            if (engine.started or not record) and not is_written_down:
+                # a start that was refused leaves the record of the run alone
+                self._try_to_fail(observers, error, metric_log, state)
             engine.release()
-            if not record and self.directory and not engine.started and not self._was_prepared:
-                shutil.rmtree(self.directory.path, ignore_errors=True)  # nothing was earned yet: leave no litter
+            if not record and not engine.started and not self._was_prepared and not is_written_down:
+                self._remove()
             raise
         self._end(observers, "done", "")
         return True
+
+    @contextmanager
+    def _rescued_if_gone(
+        self, observers: Observers, metric_log: MetricLog | None, state: State | None
+    ) -> Iterator[None]:  # fmt: skip
+        """Nothing more is written to a run that is lost; of one that is gone, the state is saved elsewhere."""
+        try:
+            yield
+        except RunLost:
+            observers.forget(Fence, MetricLog, TextLog, LearningCurve, TensorBoard)
+            raise
+        except RunGone as gone:
+            if not getattr(gone, "__notes__", None):
+                self._rescue(observers, gone, metric_log, state)
+            raise
+
+    def _rescue(
+        self, observers: Observers, gone: RunGone, metric_log: MetricLog | None, state: State | None
+    ) -> None:  # fmt: skip
+        """Save the state elsewhere, and say with the error where, and how to go on."""
+        assert self._lock is not None
+        with world.guarded(timeout=math.inf):  # writing that takes long is no rank that hangs
+            before = self.directory
+            try:
+                gone.add_note(rescue(self, self._lock, metric_log, state))
+            except (OSError, UserError) as failure:
+                gone.add_note(f"the state could not be saved elsewhere: {failure}")
+            if self.directory is not before:
+                self._end(observers, "failed", str(gone))
+                gone.add_note(f"go on from there: {continue_command(self)}")
+
+    def _try_to_fail(
+        self, observers: Observers, error: BaseException, metric_log: MetricLog | None, state: State | None
+    ) -> None:
+        """Write down what went wrong; what hinders that must not hide it."""
+        try:
+            with self._rescued_if_gone(observers, metric_log, state):
+                self._fail(observers, error)
+        except OSError:  # a full disk
+            pass
+        except (RunLost, RunGone) as other:
+            for line in (str(other), *getattr(other, "__notes__", [])):
+                error.add_note(line)
+
+    def _remove(self) -> None:
+        """Nothing was earned yet: leave no litter, and nothing of others."""
+        if self.directory:
+            with suppress(RunLost, RunGone):
+                self.directory.guard()
+                shutil.rmtree(self.directory.path, ignore_errors=True)
 
     def _fit(self, observers: Observers, record: dict[str, Any], state: State | None) -> None:
         engine = self.engine
@@ -295,8 +362,16 @@ class Session:
         observers.add(metric_log)
         if self.recipe.observe.tensorboard:
             level = self.recipe.observe.tensorboard
-            observers.add(TensorBoard(self.directory.tensorboard, step + 1, level, observers.note))
+            observers.add(TensorBoard(self.directory.tensorboard, step + 1, level, observers.note, self._check_place))
         return metric_log
+
+    def _check_place(self) -> None:
+        """For those that can be done without: an error of theirs ends no training, and the next save will notice."""
+        try:
+            assert self.directory is not None
+            self.directory.check()
+        except RunGone as gone:
+            raise FileNotFoundError(str(gone)) from None
 
     def _open_loggers(self, observers: Observers, loggers: Sequence[Observer]) -> None:
         for logger, spec in zip(loggers, self.recipe.observe.loggers, strict=False):  # without a directory, no logger
@@ -437,6 +512,8 @@ class Session:
             self._rank_log.finish()
         if not self.ranks.is_first:
             return
+        if status != "failed" and self.directory:
+            self.directory.check_saved()
         engine = self.engine
         progress = engine.progress
         best = getattr(engine, "best", None)
@@ -476,7 +553,8 @@ class Session:
         observers.note("\n".join(["where the time went", *profile_lines(actions), *of_ranks, *written]))
 
     def _record(self, **values: Any) -> None:
-        if self.directory is not None and self.directory.path.is_dir():
+        if self.directory is not None:
+            self.directory.check()
             self.directory.update(**values)
 
     def rate(self) -> float | None:

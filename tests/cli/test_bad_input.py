@@ -138,7 +138,7 @@ def test_a_changed_recipe_is_refused_with_the_difference(isoscale, copied):
 
 
 @pytest.mark.parametrize("command", [("train", "--run"), ("test",)], ids=" ".join)
-@pytest.mark.parametrize(("name", "text"), [("recipe.yaml", "task: {"), ("recipe.yaml", "tusk: 1"), ("run.json", "{")])
+@pytest.mark.parametrize(("name", "text"), [("recipe.yaml", "task: {"), ("recipe.yaml", "tusk: 1")])
 def test_a_damaged_file_of_a_run_is_named(isoscale, copied, command, name, text):
     run = copied("a")
     (run / name).write_text(text)

@@ -42,10 +42,3 @@ def test_what_cannot_be_reported_is_refused(isoscale, copied, words, message):
     copied()
     refused = isoscale("report", *words)
     assert refused.code == 2 and message in refused.err and refused.out == ""
-
-
-def test_a_damaged_run_is_an_error(isoscale, copied):
-    run = copied()
-    (run / "run.json").write_text("{")
-    refused = isoscale("report", str(run))
-    assert refused.code == 2 and "run.json is damaged" in refused.err

@@ -34,7 +34,7 @@ def test_an_empty_list_says_how_to_start(isoscale):
 
 def test_one_damaged_run_does_not_hide_the_others(isoscale, copied):
     copied("runs/good")
-    (copied("runs/bad") / "run.json").write_text("{")
+    (copied("runs/bad") / "metrics.jsonl").write_text("{\n{\n")
     rows = {line.split()[0]: line.split()[1] for line in isoscale("runs", "list").out.splitlines()}
     assert rows == {"run": "status", "bad": "damaged", "good": "done"}
     listed = json.loads(isoscale("runs", "list", "--json").out)

@@ -26,8 +26,9 @@ from torch import Tensor
 from isoscale.engine import checkpoint
 from isoscale.engine.checkpoint import CheckpointError, Checkpoints, State, read, read_manifest, read_weights
 from isoscale.engine.saver import Saver
+from isoscale.engine.staging import Staging
 from isoscale.engine.state import weights_sha256
-from isoscale.errors import Stopped, UserError
+from isoscale.errors import RunLost, Stopped, UserError
 from isoscale.observe.metric_log import history
 from tests import warm
 from tests.helpers import train
@@ -216,11 +217,38 @@ def test_a_damaged_newer_one_does_not_push_out_the_good_ones(tmp_path: Path) -> 
     for step in (1, 2, 9):
         checkpoints.save(step, state(step))
     (tmp_path / "step_00000009" / "state.json").unlink()
+    assert checkpoints.newest() is not None  # as every start does
     for step in (3, 4):
         checkpoints.save(step, state(step))
     (tmp_path / "step_00000004" / "state.json").write_text("")
     found = checkpoints.newest()
     assert found is not None and found[0].name == "step_00000003"
+
+
+def test_a_training_that_another_has_overtaken_moves_no_pointer_back(tmp_path: Path) -> None:
+    checkpoints, overtaken = Checkpoints(tmp_path), Checkpoints(tmp_path)
+    checkpoints.save(2, state(2), best=True)
+    with pytest.raises(RunLost, match="has a checkpoint of step 2, and this training is at step 1"):
+        overtaken.save(1, state(1), best=True)
+    assert names(tmp_path) == ["best", "last", "step_00000002"]
+    assert checkpoints.find("last") == checkpoints.find("best") == (tmp_path / "step_00000002").resolve()
+
+
+def test_a_run_that_is_lost_while_a_checkpoint_is_written_gets_no_checkpoint(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) > 1:
+            raise RunLost("another process has it")
+
+    Checkpoints(tmp_path).save(1, state(1))
+    others = tmp_path / ".writing-step_00000009-abc"
+    with pytest.raises(RunLost):
+        Checkpoints(tmp_path, check=check).write(
+            2, Staging().stage(*state(2)), sync_log=lambda: others.mkdir() or (others / "part").touch()
+        )
+    assert names(tmp_path) == [others.name, "last", "step_00000001"], "what the other one writes is left alone"
 
 
 def test_a_checkpoint_is_found_by_pointer_name_and_step(tmp_path: Path) -> None:

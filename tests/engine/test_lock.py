@@ -13,7 +13,7 @@ import pytest
 from isoscale.engine import lock
 from isoscale.engine.lock import NAME, RunLock, is_held
 from isoscale.engine.run_directory import RunDirectory
-from isoscale.errors import UserError
+from isoscale.errors import RunGone, RunLost, UserError
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +129,91 @@ def test_another_host_is_refused_while_its_counter_moves_and_taken_over_when_it_
         assert "on node17" in notes[0]
         with pytest.raises(UserError, match=f"process {os.getpid()} "):
             RunLock(tmp_path).__enter__()
+
+
+def hold(folder: Path, ready: "multiprocessing.Event") -> None:
+    RunLock(folder).__enter__()
+    ready.set()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    "machine", ["{boot} pid:[1]", "another pid:[1]"], ids=["another PID namespace", "another host"]
+)
+def test_who_stands_still_and_has_the_kernels_lock_is_not_dead(machine: str, tmp_path: Path, quick: None) -> None:
+    ready = FORK.Event()
+    process = FORK.Process(target=hold, args=(tmp_path, ready))
+    process.start()
+    try:
+        assert ready.wait(20)
+        os.kill(process.pid, signal.SIGSTOP)
+        boot = json.loads((tmp_path / NAME).read_text())["machine"].split()[0]
+        edit(tmp_path, host="node17", machine=machine.format(boot=boot))
+        with pytest.raises(UserError, match=rf"in use: process {process.pid} on node17"):
+            RunLock(tmp_path).__enter__()
+        os.utime(tmp_path / NAME, (time.time() - 1000,) * 2)
+        assert is_held(tmp_path) == (machine.split()[0] != "another"), "no kernel but its own can say"
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_who_was_taken_over_is_told_by_whom_and_who_took_over_goes_on(tmp_path: Path, quick: None) -> None:
+    with RunLock(tmp_path) as first:
+        first.check()
+        edit(tmp_path, host="node17", machine="another")
+        first._ending.set()  # its host is paused
+        first._thread.join()
+        os.close(first._handle)  # and the server has forgotten its lock
+        first._handle = os.open(tmp_path / NAME, os.O_RDWR)
+        with RunLock(tmp_path) as second:
+            second.check()
+            with pytest.raises(RunLost, match=rf"was taken over .*: process {os.getpid()} on .* has it since 20"):
+                first.check()
+            with pytest.raises(RunLost):
+                first.check_owner()
+            second.check()
+        assert not (tmp_path / NAME).exists()
+
+
+def test_a_lock_that_somebody_removed_is_made_again_unless_another_process_was_quicker(tmp_path: Path) -> None:
+    with RunLock(tmp_path) as held:
+        (tmp_path / NAME).unlink()
+        held.check()
+        with pytest.raises(UserError, match=f"in use: process {os.getpid()} "):
+            RunLock(tmp_path).__enter__()
+        (tmp_path / NAME).unlink()
+        with RunLock(tmp_path), pytest.raises(RunLost):
+            held.check()
+
+
+def test_a_directory_that_is_moved_is_found_and_what_is_in_its_place_left_alone(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    with RunLock(folder) as held:
+        folder.rename(elsewhere)
+        with pytest.raises(RunGone, match=f"{folder} was moved to {elsewhere} while"):
+            held.check()
+        held.check_owner()
+        folder.mkdir()
+        with pytest.raises(RunGone, match=f"moved to {elsewhere}"):
+            held.check()
+        held.follow(elsewhere)
+        held.check()
+    assert folder.is_dir() and not elsewhere.exists(), "empty directories go, but only one's own"
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_directory_that_is_deleted_is_noticed_and_none_in_its_place_removed(replaced: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with RunLock(folder) as held:
+        (folder / NAME).unlink()
+        folder.rmdir()
+        if replaced:
+            folder.mkdir()
+        with pytest.raises(RunGone, match="deleted .*another put in its place" if replaced else "was deleted"):
+            held.check()
+        held.check_owner()
+    assert folder.exists() == replaced
 
 
 def test_a_run_of_another_host_that_is_silent_for_long_looks_killed(tmp_path: Path) -> None:

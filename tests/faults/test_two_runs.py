@@ -1,7 +1,11 @@
-"""Two starts into one directory: the second is refused while the first trains, and goes on once it is gone."""
+"""Two starts into one directory: the second is refused while the first trains, and goes on once it is gone.
+
+One that was paused and taken over meanwhile must not write when it wakes up.
+"""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,7 +17,7 @@ import pytest
 from isoscale import Run
 from isoscale.engine.lock import NAME
 from tests import warm
-from tests.helpers import QUIET, cli, command
+from tests.helpers import QUIET, cli, command, newest_step, timeless
 
 pytestmark = pytest.mark.slow
 
@@ -81,3 +85,57 @@ def test_a_run_on_another_host_is_refused_while_it_lives(first: subprocess.Popen
         time.sleep(0.3)
     assert second.returncode == 2
     assert second.stderr and f"process {first.pid} on node17 trains there" in second.stderr.read()
+
+
+def wait_for(step: int, run: Path, *processes: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while newest_step(run) < step:
+        assert all(process.poll() is None for process in processes) and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_one_that_wakes_up_after_another_took_over_writes_nothing_and_says_who_has_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    asleep = warm.Popen(command(*LONG), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(20, run, asleep)
+    asleep.send_signal(signal.SIGSTOP)
+    saved = newest_step(run)
+    (run / NAME).unlink()  # somebody knows that nothing trains there
+    awake = warm.Popen(command(*LONG), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_for(saved + 60, run, awake)
+    awake.send_signal(signal.SIGSTOP)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != NAME}
+    pointed = os.readlink(run / "checkpoints/last")
+    asleep.send_signal(signal.SIGCONT)
+    _, said = asleep.communicate(timeout=60)
+    assert asleep.returncode == 2
+    assert f"taken over while this training stood still: process {awake.pid} on " in said
+    assert os.readlink(run / "checkpoints/last") == pointed
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != NAME} == before
+    awake.send_signal(signal.SIGCONT)
+    wait_for(saved + 120, run, awake)
+    awake.send_signal(signal.SIGTERM)
+    assert awake.wait(60) == 75
+    rows = [(row["step"], row["name"], row["epoch"]) for row in timeless(run)]
+    assert len(set(rows)) == len(rows), "no value twice"
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or os.geteuid() != 0, reason="needs `unshare` of util-linux, and root"
+)
+def test_one_that_is_paused_in_another_pid_namespace_is_not_declared_dead(tmp_path: Path) -> None:
+    outer = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command(*LONG)], cwd=tmp_path
+    )
+    try:
+        wait_for(20, tmp_path / "run", outer)
+        inner = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
+        os.kill(inner, signal.SIGSTOP)
+        second = cli(*LONG, cwd=tmp_path)
+        assert second.returncode == 2 and "run is in use: process 1 on " in second.stderr
+        os.kill(inner, signal.SIGCONT)
+        os.kill(inner, signal.SIGTERM)
+        assert outer.wait(60) == 75
+    finally:
+        outer.kill()
+        outer.wait()

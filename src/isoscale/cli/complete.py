@@ -33,7 +33,7 @@ def _keys(section: dict, sections: dict, prefix: str = "") -> Iterator[str]:  # 
 
 def runs(incomplete: str) -> list[str]:
     """Names of the runs below `runs`."""
-    found = (path.parent.name for path in Path("runs").glob("*/run.json"))
+    found = (path.parent.name for path in Path("runs").glob("*/recipe.yaml"))
     return sorted(name for name in found if name.startswith(incomplete))
 
 

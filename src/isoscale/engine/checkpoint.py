@@ -4,6 +4,7 @@
       manifest.json      format, step, size and sha256 of every other file, hashes of the weights and of itself,
                          and whether it was the best so far
       state.json         everything that is not a tensor
+      run.json           the record of the run, as it was then
       <part>.safetensors one file for each part of the state registry that has tensors
 
 A directory with a valid manifest is complete: it got its name only after all its bytes were on the disk.
@@ -12,7 +13,9 @@ A directory with a valid manifest is complete: it got its name only after all it
 import hashlib
 import json
 import os
+import re
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,13 +30,14 @@ from torch import Tensor
 from isoscale.engine.staging import Staged, Staging
 from isoscale.engine.state import weights_sha256
 from isoscale.engine.tensor_files import save_tensors
-from isoscale.errors import UserError
+from isoscale.errors import RunLost, UserError
 from isoscale.observe.files import own_folder, refuse_link, sync_file, sync_folder
 
 FORMAT = 2
 MODEL = "model"
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
+_RECORD = "run.json"
 
 State = tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Any]]]
 Upgrader = Callable[[State], State]
@@ -57,10 +61,19 @@ class NewerFormat(CheckpointError):
 class Checkpoints:
     """The checkpoints of a run, in one folder, with the pointers `last` and `best`."""
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        """The checkpoints below `folder`; `keep` recent ones stay."""
+    def __init__(
+        self, folder: Path, keep: int = 2, check: Callable[[], None] = lambda: None, record: Callable[[], str] = str
+    ) -> None:
+        """The checkpoints below `folder`; `keep` recent ones stay.
+
+        `check` raises where the run is no longer this process's to write; `record` is what run.json says.
+        """
         self.folder = folder
         self.keep = keep
+        self._check = check
+        self._record = record
+        self._writer = uuid.uuid4().hex
+        """In the names of what is being written: numbers of processes are not unique where hosts share a folder."""
 
     def save(self, step: int, state: State, best: bool = False) -> Path:
         """Write a checkpoint of a live state in this thread."""
@@ -72,16 +85,20 @@ class Checkpoints:
         `sync_log` brings to the disk what the checkpoint relies on; that happens before it gets its name.
         """
         final = self.folder / f"step_{step:08d}"
-        aside = self.folder / f".writing-{final.name}-{os.getpid()}"
+        aside = self.folder / f".writing-{final.name}-{self._writer}"
         try:
+            self._check_ahead(step)
             own_folder(self.folder)
             self._sweep()
-            _write(aside, step, state, best)
+            _write(aside, step, state, best, self._record())
             sync_log()
+            self._check_ahead(step)
             self._name(aside, final)
+            self._check_ahead(step)
             self._point_to(final, best)
             self._drop_old(final)
         except (OSError, SafetensorError) as error:
+            self._check()  # a directory that is gone has reasons of its own
             reason = getattr(error, "strerror", None) or error
             raise UserError(
                 f"cannot save the checkpoint of step {step} in {self.folder}: {reason}. "
@@ -90,17 +107,28 @@ class Checkpoints:
             ) from error
         finally:
             with suppress(OSError):
-                self._sweep(str(os.getpid()))
+                self._sweep(self._writer)
         return final
+
+    def _check_ahead(self, step: int) -> None:
+        """Raise where the run is not ours any more, or has come further than we have: `last` never moves back."""
+        self._check()
+        last = re.fullmatch(r"step_(\d+)", getattr(self.pointed("last"), "name", ""))
+        if last is not None and int(last[1]) > step:
+            raise RunLost(
+                f"{self.folder} has a checkpoint of step {int(last[1])}, and this training is at step {step}: another "
+                "one has trained there meanwhile. Nothing was written; this one ends here"
+            )
 
     def newest(self, say: Callable[[str], None] = lambda text: None) -> tuple[Path, State] | None:
         """The newest checkpoint that is whole, read and verified; says so when a newer one had to be passed over.
 
         What a killed writer left undone is done now: the pointers are moved, and its leftovers removed.
         """
+        self._check()
         refuse_link(self.folder)
         self._put_back()
-        for path in self._all():
+        for path in self.all():
             try:
                 state = read(path)
             except NewerFormat:
@@ -119,7 +147,7 @@ class Checkpoints:
         for candidate in (name, f"step_{int(name):08d}" if name.isdigit() else name):
             if (self.folder / candidate / _MANIFEST).exists():
                 return (self.folder / candidate).resolve()
-        have = ", ".join(path.name for path in self._all()) or "none"
+        have = ", ".join(path.name for path in self.all()) or "none"
         raise UserError(f"there is no checkpoint {name!r} in {self.folder}; there is: {have}")
 
     def pointed(self, name: str) -> Path | None:
@@ -127,13 +155,14 @@ class Checkpoints:
         link = self.folder / name
         return link.resolve() if (link / _MANIFEST).exists() else None
 
-    def _all(self) -> list[Path]:
+    def all(self) -> list[Path]:
+        """Every checkpoint, newest first, whole or not."""
         return sorted((path for path in self.folder.glob("step_*") if path.is_dir()), reverse=True)
 
     def _name(self, aside: Path, final: Path) -> None:
         """Give a written checkpoint its name, from where on it counts."""
         if final.exists():  # the same step again, after a restart; perhaps a damaged copy
-            final.rename(self.folder / f".replaced-{final.name}-{os.getpid()}")
+            final.rename(self.folder / f".replaced-{final.name}-{self._writer}")
         aside.rename(final)
         sync_folder(self.folder)
 
@@ -145,7 +174,7 @@ class Checkpoints:
     def _point(self, name: str, target: Path) -> None:
         if (self.folder / name).is_symlink() and os.readlink(self.folder / name) == target.name:
             return
-        link = self.folder / f".{name}-{os.getpid()}"
+        link = self.folder / f".{name}-{self._writer}"
         link.unlink(missing_ok=True)
         link.symlink_to(target.name)
         link.replace(self.folder / name)
@@ -154,17 +183,17 @@ class Checkpoints:
     def _drop_old(self, newest: Path) -> None:
         """Drop all but some; those that are newer than the newest were passed over as damaged, and do not count."""
         spared = {self.pointed("best"), self.pointed("last")}
-        for path in [path for path in self._all() if path.name <= newest.name][self.keep :]:
+        for path in [path for path in self.all() if path.name <= newest.name][self.keep :]:
             if path.resolve() not in spared:
                 self._drop(path)
 
     def _drop(self, path: Path) -> None:
-        doomed = path.rename(self.folder / f".dropped-{path.name}-{os.getpid()}")
+        doomed = path.rename(self.folder / f".dropped-{path.name}-{self._writer}")
         shutil.rmtree(doomed, ignore_errors=True)
 
-    def _put_back(self) -> None:
+    def _put_back(self, writer: str = "*") -> None:
         """A writer that failed or was killed between two renames leaves a checkpoint without its name."""
-        for path in self.folder.glob(".replaced-*"):
+        for path in self.folder.glob(f".replaced-*-{writer}"):
             final = self.folder / path.name.removeprefix(".replaced-").rpartition("-")[0]
             if not final.exists():
                 with suppress(OSError):
@@ -172,7 +201,7 @@ class Checkpoints:
 
     def _sweep(self, writer: str = "*") -> None:
         """Remove what failed and killed writers left, or what one of them did."""
-        self._put_back()
+        self._put_back(writer)
         for kind in ("writing", "dropped", "replaced"):
             for path in self.folder.glob(f".{kind}-*-{writer}"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -194,6 +223,19 @@ def read(path: Path) -> State:
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from None
     return _upgraded(manifest["format"], (tensors, values))
+
+
+def read_values(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record of the run and the state in a checkpoint, verified, without its tensors; older ones have no record."""
+    files = read_manifest(path)["files"]
+    names = [name for name in (_RECORD, _STATE) if name in files]
+    try:
+        for name in names:
+            _verify(path / name, files[name])
+        found = {name: _read_json(path / name) for name in names}
+    except (OSError, ValueError, RecursionError) as error:
+        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from None
+    return found.get(_RECORD, {}), found[_STATE]
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -254,13 +296,15 @@ def _upgraded(number: int, state: State) -> State:
     return state
 
 
-def _write(folder: Path, step: int, state: Staged, best: bool) -> None:
+def _write(folder: Path, step: int, state: Staged, best: bool, record: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for part, group in state.tensors.items():
         if group:
             _write_tensors(folder / f"{part}.safetensors", group)
     (folder / _STATE).write_text(state.values)
+    if record:
+        (folder / _RECORD).write_text(record)
     _write_manifest(folder, step, state, best)
     _sync_files(folder)
 

@@ -1,8 +1,12 @@
 """One training at a time in a run directory: `.lock` says who trains there, and a second start is refused.
 
-The kernel lets go of a file lock (flock) when its process ends, however it ends. Where that does not reach, between
-hosts or on a file system without such locks, a counter in the file tells: it moves for as long as its writer lives. No
-clocks are compared to take a run over.
+The kernel lets go of a file lock (flock) when its process ends, however it ends: who still has it is not dead, however
+still it stands. Where that does not reach, between hosts or on a file system without such locks, a counter in the file
+tells: it moves for as long as its writer lives. No clocks are compared to take a run over.
+
+A process or a host that was paused for long may wake up after its run was taken over. Who takes over puts a new file in
+the place of the old one, and a training asks before it writes whether the file is still its own. It also asks whether
+the directory is: people move and delete directories while something trains there.
 """
 
 import fcntl
@@ -16,12 +20,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any
 
 from isoscale.engine.run_directory import ROOT
-from isoscale.errors import UserError
+from isoscale.errors import RunGone, RunLost, UserError
 from isoscale.observe.files import open_no_link
 from isoscale.parallel.process import machine, state
 
@@ -83,6 +87,11 @@ class Owner:
         """Whether both are processes of one host, which can look for each other."""
         return (self.host, self.machine) == (other.host, other.machine)
 
+    def shares_kernel(self, other: "Owner") -> bool:
+        """Whether one kernel knows the locks of both, though perhaps each has process numbers of its own."""
+        mine, _, _ = self.machine.partition(" ")
+        return bool(mine) and mine == other.machine.partition(" ")[0]
+
     def is_alive(self) -> bool:
         """Whether the process, which must be one of this host, is still there."""
         letter, begun = state(self.process)
@@ -103,11 +112,16 @@ class RunLock:
     def __init__(self, folder: Path, say: Say = lambda text: None) -> None:
         """The lock of `folder`, which is made if need be; `say` is told of a run that is taken over."""
         self._folder = folder
+        self.place = folder.absolute()
+        """Where the directory was when training began."""
         self._path = folder / NAME
         self._say = say
         self._owner = Owner.here()
         self._handle = -1
+        self._directory = -1
+        """The directory itself, wherever it is moved."""
         self._made: list[Path] = []
+        self._checking = Lock()
         self._ending = Event()
         self._thread = Thread(target=self._beat, name="isoscale-lock", daemon=True)
 
@@ -117,6 +131,7 @@ class RunLock:
             self._made = _make(self._folder)
             while not self._take():
                 pass
+            self._directory = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             self._leave()
             raise UserError(
@@ -138,9 +153,85 @@ class RunLock:
         self._ending.set()
         self._thread.join(BEAT)
         with suppress(OSError):
-            if _token(self._path) == self._owner.token:
-                self._path.unlink()
+            if self._open_own() is not None:
+                os.unlink(NAME, dir_fd=self._directory)
         self._leave()
+
+    def check(self) -> None:
+        """Raise unless the directory is where it was and this process still has it: ask before writing there."""
+        if self._directory < 0:
+            return
+        if not _is_file(self._directory, self._folder):
+            raise RunGone(self._what_became_of_it())
+        self.check_owner()
+
+    def check_owner(self) -> None:
+        """Raise where another process has taken the run over, wherever its directory is by now."""
+        if self._directory < 0:
+            return
+        with self._checking:
+            try:
+                if self._open_own() is None:
+                    self._raise_lost()
+            except FileNotFoundError:  # somebody removed it
+                self._regain()
+            except OSError:
+                pass  # nobody can say; whatever is written says why it cannot be
+
+    def moved_to(self) -> Path | None:
+        """Where the directory is now, if it was moved and the system tells."""
+        try:
+            path = Path(os.readlink(f"/proc/self/fd/{self._directory}"))
+        except OSError:
+            return None
+        return path if _is_file(self._directory, path) else None
+
+    def follow(self, path: Path) -> None:
+        """Go on in the place that the directory was moved to."""
+        self._folder, self._path, self._made = path, path / NAME, []
+
+    def _what_became_of_it(self) -> str:
+        moved = self.moved_to()
+        if moved is not None:
+            return f"the run directory {self._folder} was moved to {moved} while it was trained in"
+        if self._folder.exists():
+            return f"the run directory {self._folder} was deleted while it was trained in, and another put in its place"
+        return f"the run directory {self._folder} was deleted while it was trained in"
+
+    def _open_own(self) -> Owner | None:
+        """Who the lock in the directory names, if it is this process: by the file itself and what it says."""
+        handle = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)  # asks the server, unlike stat
+        try:
+            same = os.path.samestat(os.fstat(handle), os.fstat(self._handle))
+            owner = _parsed(os.read(handle, 1 << 16))
+        finally:
+            os.close(handle)
+        # what cannot be read was being written, or found no room on the disk
+        return self._owner if same and (owner is None or owner.token == self._owner.token) else None
+
+    def _raise_lost(self) -> None:
+        owner = _read(self.moved_to() or self._folder)
+        who = f"{owner} has it since {owner.since}" if owner else "another process has it"
+        raise RunLost(
+            f"{self._folder} was taken over while this training stood still: {who}. Nothing was written since; this "
+            "one ends here, and what it had not saved is trained there"
+        )
+
+    def _regain(self) -> None:
+        """Make the file again, unless somebody else does."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            handle = os.open(NAME, flags, 0o644, dir_fd=self._directory)
+        except FileExistsError:
+            self._raise_lost()
+        except OSError:
+            return  # nobody can make one there: it is deleted, full or may only be read
+        if _lock(handle) is False:
+            os.close(handle)
+            self._raise_lost()
+        _write(handle, self._owner)
+        before, self._handle = self._handle, handle
+        os.close(before)
 
     def _take(self) -> bool:
         """Try once; False where the file has changed meanwhile, and all is to be looked at again."""
@@ -149,19 +240,29 @@ class RunLock:
         if not _is_file(handle, self._path):
             os.close(handle)
             return False
-        before = _read(self._path) if locked else _patiently(self._path)
+        before = _read(self._folder) if locked else _patiently(self._folder)
         try:
             self._check(before, locked)
-        except BaseException:
-            os.close(handle)
-            raise
-        if locked:  # so that nobody else could take it over while we watched
-            self._handle = handle
-            _write(handle, self._owner)
-            return True
-        os.close(handle)
+            if locked and before is None:
+                self._handle, handle = handle, -1
+                _write(self._handle, self._owner)
+                return True
+            if locked:  # so that nobody else could take it over while we watched
+                self._replace()
+                return True
+        finally:
+            if handle >= 0:
+                os.close(handle)
         time.sleep(2 * _GLANCE)  # who has the kernel's lock may be another newcomer, about to write down its name
-        return _token(self._path) == (before and before.token) and self._replace()
+        if _token(self._folder) != (before and before.token):
+            return False
+        self._replace()
+        time.sleep(_GLANCE)
+        if _is_file(self._handle, self._path):
+            return True
+        os.close(self._handle)
+        self._handle = -1
+        return False
 
     def _check(self, owner: Owner | None, locked: bool | None) -> None:
         """Raise where somebody trains in the directory; says so where somebody did and is gone."""
@@ -172,8 +273,8 @@ class RunLock:
         if owner.is_neighbour(self._owner):
             if not locked and owner.is_alive():
                 self._refuse(owner)
-        elif not owner.is_earlier_start_of(self._owner) and self._moves(owner):
-            self._refuse(_read(self._path) or owner)
+        elif not owner.is_earlier_start_of(self._owner) and (locked is False or self._moves(owner)):
+            self._refuse(_read(self._folder) or owner)
         self._say(f"{owner}, which trained here since {owner.since}, has ended without a word; this start goes on")
 
     def _moves(self, owner: Owner) -> bool:
@@ -181,7 +282,7 @@ class RunLock:
         end = time.monotonic() + WATCH
         while time.monotonic() < end:
             time.sleep(_GLANCE)
-            found = _read(self._path)
+            found = _read(self._folder)
             if found and (found.token, found.beats) != (owner.token, owner.beats):
                 return True
         return False
@@ -196,58 +297,71 @@ class RunLock:
             f"you know that nothing trains there, remove {self._path}"
         )
 
-    def _replace(self) -> bool:
-        """Put a new file in the place of one that the kernel cannot give us; of several who try, the last has it."""
+    def _replace(self) -> None:
+        """Put a new file in the place of the one there: its owner, should it wake up, sees that. The last has it."""
         aside = self._folder / f"{NAME}-{self._owner.token}"
         self._handle = open_no_link(aside, os.O_RDWR | os.O_CREAT)
         _lock(self._handle)
         _write(self._handle, self._owner)
         aside.replace(self._path)
-        time.sleep(_GLANCE)
-        if _is_file(self._handle, self._path):
-            return True
-        os.close(self._handle)
-        self._handle = -1
-        return False
 
     def _beat(self) -> None:
         """Move the counter; whatever goes wrong here, training goes on."""
         while not self._ending.wait(BEAT):
-            with suppress(Exception):
-                if _token(self._path) != self._owner.token:
-                    continue  # taken over or removed: not ours to write in
+            with suppress(Exception), self._checking:
+                if self._open_own() is None:
+                    continue  # taken over: not ours to write in
                 self._owner.beats += 1
                 # closed each time, which is what sends it to other hosts
-                handle = open_no_link(self._path, os.O_WRONLY)
+                handle = os.open(NAME, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
                 try:
-                    _write(handle, self._owner)
+                    if os.path.samestat(os.fstat(handle), os.fstat(self._handle)):
+                        _write(handle, self._owner)
                 finally:
                     os.close(handle)
 
     def _leave(self) -> None:
+        is_here = self._directory < 0 or _is_file(self._directory, self._folder)
         if self._handle >= 0:
             with suppress(OSError):
                 fcntl.flock(self._handle, fcntl.LOCK_UN)  # also for processes that were forked from this one
             os.close(self._handle)
             self._handle = -1
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
         above = [self._folder.parent] if self._folder.parent == ROOT else []
-        for folder in (self._folder, *above, *reversed(self._made)):
+        for folder in (self._folder, *above, *reversed(self._made)) if is_here else ():
             with suppress(OSError):
                 folder.rmdir()  # only where nothing came into it
 
 
 def is_held(folder: Path) -> bool:
     """Whether somebody seems to train in a directory: for people who look, without waiting."""
-    path = folder / NAME
-    owner, here = _read(path), Owner.here()
+    owner, here = _read(folder), Owner.here()
     if owner is None:
         return False
     if owner.is_neighbour(here):
         return owner.is_alive()
     try:
-        return time.time() - path.stat().st_mtime < SILENT
+        silent = time.time() - (folder / NAME).stat().st_mtime >= SILENT
+        return not silent or (owner.shares_kernel(here) and _is_locked(folder / NAME))
     except OSError:
         return False
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether the kernel knows a holder, who may stand still in a space of process numbers that cannot be seen."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
 
 
 def _make(folder: Path) -> list[Path]:
@@ -286,12 +400,19 @@ def _write(handle: int, owner: Owner) -> None:
         os.ftruncate(handle, size)
 
 
-def _read(path: Path) -> Owner | None:
-    """Who wrote the file; None where it says nothing that can be read."""
+def _read(folder: Path) -> Owner | None:
+    """Who the lock of a directory names; None where it says nothing that can be read."""
     try:
-        values = json.loads(path.read_bytes())
+        return _parsed((folder / NAME).read_bytes())
+    except OSError:
+        return None
+
+
+def _parsed(text: bytes) -> Owner | None:
+    try:
+        values = json.loads(text)
         return Owner(**{name: kind(values[name]) for name, kind in _KINDS.items()})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -300,15 +421,15 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _patiently(path: Path) -> Owner | None:
+def _patiently(folder: Path) -> Owner | None:
     """Who holds a lock that was taken just now, and whose owner is about to write down its name."""
     for _ in range(10):
-        if found := _read(path):
+        if found := _read(folder):
             return found
         time.sleep(_GLANCE / 2)
     return None
 
 
-def _token(path: Path) -> str | None:
-    found = _read(path)
+def _token(folder: Path) -> str | None:
+    found = _read(folder)
     return found.token if found else None

@@ -7,7 +7,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -18,12 +18,15 @@ import torch
 from isoscale._version import __version__
 from isoscale.engine.checkpoint import Checkpoints
 from isoscale.engine.git import code
+from isoscale.engine.run_record import rebuilt
 from isoscale.engine.seal import adopted, with_seal
-from isoscale.errors import UserError
+from isoscale.errors import RunGone, UserError
 from isoscale.observe.files import sync_folder, write_aside
 
 ROOT = Path("runs")
-_LEFT = re.compile(r"\.lock|run\.json|\.(run\.json|recipe\.yaml)-\d+")
+REBUILT = "rebuilt"
+"""The entry of a record that was rebuilt, which says why; it is not written."""
+_LEFT = re.compile(r"\.lock(-[0-9a-f]+)?|run\.json|\.(run\.json|recipe\.yaml)-\d+")
 """What is there before a run has its recipe, which comes last."""
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "lightning", "torchmetrics")
 
@@ -40,6 +43,11 @@ class RunDirectory:
         self.log = path / "log.txt"
         self.tensorboard = path / "tensorboard"
         self.trace = path / "profile" / "trace.json"
+        self.guard: Callable[[], None] = lambda: None
+        """Raises where the run is no longer this process's to write; asked before everything that is."""
+        self._was_created = False
+        self._written: dict[str, Any] = {}
+        """What was written to run.json, to be put into checkpoints too."""
 
     @classmethod
     def fresh(cls, name: str, job: str = "") -> "RunDirectory":
@@ -53,27 +61,44 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was started here."""
-        return self.record.is_file() and self.recipe.is_file()
+        """Whether a run was started here; one that has lost its run.json has checkpoints."""
+        return self.recipe.is_file() and (self.record.is_file() or bool(self.checkpoints().all()))
 
     @property
     def is_free(self) -> bool:
         """Whether a run can begin here: nothing is there but what a start that was killed has left."""
         left = all(_LEFT.fullmatch(path.name) for path in self.path.iterdir())
-        return left and (not self.record.exists() or "isoscale" in self.read())
+        return left and (not self.record.exists() or not self.record.stat().st_size or "isoscale" in self.read())
+
+    def check(self) -> None:
+        """Raise where the run is not this process's to write any more, or what makes it a run is gone."""
+        self.guard()
+        if self._was_created and not self.recipe.exists():
+            raise RunGone(f"what was in the run directory {self.path} was deleted while it was trained in")
+
+    def check_saved(self) -> None:
+        """Raise where there is nothing to go on from in the run, or not even the run."""
+        self.check()
+        if self.checkpoints().pointed("last") is None:
+            raise RunGone(f"the checkpoints in the run directory {self.path} were deleted while it was trained in")
 
     def checkpoints(self, keep: int = 2) -> Checkpoints:
         """The run's checkpoints."""
-        return Checkpoints(self.path / "checkpoints", keep)
+        return Checkpoints(self.path / "checkpoints", keep, self.check, self._record_text)
+
+    def _record_text(self) -> str:
+        return json.dumps(self._written, indent=1) if self._written else ""
 
     def create(self, recipe_yaml: str) -> None:
         """Make the directory and write the recipe, sealed as this user's."""
+        self.guard()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for killed in (*self.path.glob(".recipe.yaml-*"), *self.path.glob(".run.json-*")):
                 killed.unlink()
             write_aside(self.recipe, with_seal(recipe_yaml))
             sync_folder(self.path.parent)
+            self._was_created = True
         except OSError as error:
             raise UserError(
                 f"cannot write the run directory {self.path}: {error.strerror or error}; "
@@ -86,17 +111,42 @@ class RunDirectory:
             write_aside(self.recipe, adopted(self.recipe.read_text(encoding="utf-8")))
 
     def read(self) -> dict[str, Any]:
-        """run.json; empty before the first start."""
-        if not self.record.is_file():
-            return {}
+        """run.json; empty before the first start, and rebuilt from the checkpoints where a power cut has spoilt it."""
         try:
-            return dict(json.loads(self.record.read_text()))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{self.record} is damaged: {error}") from None
+            found = json.loads(self.record.read_text())
+            if isinstance(found, dict):
+                return found
+            why = f"holds a {type(found).__name__}"
+        except FileNotFoundError:
+            if not self.exists:
+                return {}
+            why = "is missing"
+        except OSError as error:
+            raise UserError(f"cannot read {self.record}: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            why = f"is damaged ({error})" if self.record.stat().st_size else "is empty"
+        record, source = rebuilt(self.checkpoints(), self.recipe)
+        return record | {REBUILT: f"{self.record} {why}; what it said is taken from {source}"}
 
     def update(self, **values: Any) -> None:
         """Change entries of run.json."""
-        write_aside(self.record, json.dumps({**self.read(), **values}, indent=1))
+        self.guard()
+        before = self.read()
+        if before.pop(REBUILT, None) is not None:
+            self._set_damaged_aside()
+            before = self._written or before
+        self._written = {**before, **values}
+        write_aside(self.record, json.dumps(self._written, indent=1))
+
+    def _set_damaged_aside(self) -> None:
+        """Keep what is left of a run.json that was rebuilt: a person may read more in it."""
+        if self.record.exists() and self.record.stat().st_size:
+            self.record.replace(self.record.with_suffix(".json.damaged"))
+
+    def continue_in(self, other: "RunDirectory") -> None:
+        """Write what makes this a run to another directory, which becomes the same run."""
+        write_aside(other.record, self._record_text())
+        other._written = self._written
 
 
 def _candidates(name: str, suffix: str) -> Iterator[Path]:

@@ -27,6 +27,8 @@ class Saver:
         self._staging = Staging()
         self._thread: Thread | None = None
         self._failure: BaseException | None = None
+        self.newest: tuple[int, Staged, bool] | None = None
+        """Step and state of the last checkpoint, and whether it was the best; the next one takes its place."""
         self.longest = 0.0
         """Seconds that a checkpoint took, from the copy to the disk."""
 
@@ -34,7 +36,9 @@ class Saver:
         """Copy the state, after waiting for the last one to be written, and leave the rest to the writer."""
         self.wait()
         self._began = time.perf_counter()
+        self.newest = None
         staged = self._staging.stage(*state)
+        self.newest = step, staged, best
         self._thread = Thread(target=self._write, args=(step, staged, best), name="isoscale-saver", daemon=True)
         with _signals_blocked():
             self._thread.start()

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from isoscale import signals
+from isoscale.errors import RunGone
 from isoscale.printing import shout
 
 _LOOK_EVERY = 1.0
@@ -31,6 +32,7 @@ class StopRequest:
         self.saves = 0
         """How often a checkpoint was asked for."""
         self._folder: Path | None = None
+        self._check: Callable[[], None] = lambda: None
         self._save_every: float | None = None
         self._deadline: float | None = None
         self._next_look = 0.0
@@ -43,9 +45,15 @@ class StopRequest:
             self._look()
         return self.reason is not None
 
-    def watch(self, folder: Path | None, save_every: float | None, deadline: float | None) -> None:
-        """Look for the files STOP and SAVE in a folder, save every so many seconds, stop before a time of the clock."""
-        self._folder, self._save_every, self._deadline = folder, save_every, deadline
+    def watch(
+        self, folder: Path | None, save_every: float | None, deadline: float | None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Look for the files STOP and SAVE in a folder, save every so many seconds, stop before a time of the clock.
+
+        `check` raises where the folder is not this process's any more, and such files are meant for somebody else.
+        """
+        self._folder, self._save_every, self._deadline, self._check = folder, save_every, deadline, check
 
     def saved(self, seconds: float) -> None:
         """A checkpoint was written, which took so long."""
@@ -70,9 +78,12 @@ class StopRequest:
     def _taken(self, name: str) -> bool:
         """Whether a file is there; it asks once, so it is removed."""
         assert self._folder is not None
+        if not (self._folder / name).exists():
+            return False
         try:
+            self._check()
             (self._folder / name).unlink()
-        except OSError:
+        except (OSError, RunGone):
             return False
         return True
 

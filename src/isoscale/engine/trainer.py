@@ -50,6 +50,7 @@ from isoscale.engine.saver import Saver
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.show import Exhibition
 from isoscale.engine.stage import step_method
+from isoscale.engine.staging import Staged
 from isoscale.engine.stop import StopRequest, deadline
 from isoscale.engine.task import Task
 from isoscale.engine.training_data import TrainingData, adapted
@@ -486,7 +487,8 @@ class Trainer:
         if self._directory is not None:
             cadence = self.plan.checkpoint
             minutes = 60.0 * cadence.count if cadence.unit == "minute" else None
-            self.stop.watch(self._directory.path, minutes, deadline(self.settings.train.stop_after))
+            ends = deadline(self.settings.train.stop_after)
+            self.stop.watch(self._directory.path, minutes, ends, self._directory.check)
 
     def _verification_is_due(self) -> bool:
         every, step = self.settings.parallel.verify, self.progress.step
@@ -507,6 +509,11 @@ class Trainer:
             if self._saver is not None:
                 self._saver.save(self.progress.step, state, best)
         self.stop.saved(max(time.perf_counter() - began, self._saver.longest if self._saver else 0.0))
+
+    @property
+    def last_saved(self) -> tuple[int, Staged, bool] | None:
+        """Step and state of the last checkpoint of this process, and whether it was the best."""
+        return self._saver.newest if self._saver else None
 
     def _count_seconds(self) -> float:
         """Add the time since the last call to the run's."""

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +22,7 @@ class MetricLog:
         with failures_in_words(self._path):
             if start_bytes is not None:
                 _check_length(self._path, start_bytes)
-            self._file: BinaryIO = open_own(self._path, "ab")
+            self._file: BinaryIO = open_own(self._path, "a+b")
             os.ftruncate(self._file.fileno(), _whole_lines(self._path) if start_bytes is None else start_bytes)
 
     def notify(self, event: Event) -> None:
@@ -36,6 +37,18 @@ class MetricLog:
         with failures_in_words(self._path):
             self._file.flush()
             return os.fstat(self._file.fileno()).st_size
+
+    def copy_to(self, path: Path) -> None:
+        """Write all of it to another file; it need not have a name any more."""
+        with failures_in_words(path), path.open("wb") as file:
+            self._file.seek(0)
+            shutil.copyfileobj(self._file, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def is_at(self, path: Path) -> bool:
+        """Whether a file of that name is the one that is written."""
+        return path.exists() and os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
 
     def sync(self) -> None:
         """Bring all that was handed to the operating system to the disk; may be called from any thread."""

@@ -34,6 +34,11 @@ class Observers:
                 except Exception as error:
                     self._drop(observer, error)
 
+    def forget(self, *kinds: type[Observer]) -> None:
+        """Let go of some without a last word: what they write to is no longer ours."""
+        with self.lock:
+            self._observers = [observer for observer in self._observers if not isinstance(observer, kinds)]
+
     def note(self, text: str, level: Level = "info") -> None:
         """Tell all one line that the user should know."""
         self.notify(Note(text, level))

@@ -31,12 +31,17 @@ class TensorBoard:
         purge_step: int | None = None,
         level: Literal[1, 2] = 1,
         note: Callable[[str, Literal["debug"]], None] = lambda text, level: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Go on in `directory`; values at `purge_step` and later are dropped, because they are logged again."""
+        """Go on in `directory`; values at `purge_step` and later are dropped, because they are logged again.
+
+        `check` is called before a file is made, and raises where there must be none.
+        """
         self._directory = Path(directory)
         self._purge_step = purge_step
         self._level = level
         self._note = note
+        self._check = check
         self._files: dict[str, EventFile] = {}
         if purge_step is not None and self._directory.exists():
             with failures_in_words(self._directory):
@@ -64,6 +69,7 @@ class TensorBoard:
 
     def _file(self, folder: str) -> EventFile:
         if folder not in self._files:
+            self._check()
             self._files[folder] = EventFile(self._directory / folder, self._purge_step)
         return self._files[folder]
 
