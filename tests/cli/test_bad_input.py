@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import warm
@@ -36,6 +37,32 @@ MISTAKES = {
     "a batch larger than the data": (("data.batch_size=5000",), "only 1438 training samples"),
     "a split of more than there is": (("data.split.train=0.9",), "but there are 1797"),
     "a schedule that never ends": (("train.epochs=null",), "set epochs or steps"),
+    "a split that is not a number": (
+        ("data.split.train=.nan",),
+        "data.split.train: expected a finite number, found nan",
+    ),
+    "an infinite split": (("data.split.val=.inf",), "data.split.val: expected a finite number, found inf"),
+    "a negative split": (("data.split.val=-0.1",), "split.val is -0.1; expected a fraction such as 0.8"),
+    "a fraction that is not a number": (("data.subset=.nan",), "data.subset: "),
+    "a rate that is not a number": (("optimizer.lr=.nan",), "optimizer.lr: "),
+    "an infinite argument of the optimizer": (
+        ("optimizer.weight_decay=.inf",),
+        "optimizer.weight_decay: expected a finite number, found inf",
+    ),
+    "a transform by no number": (
+        ("data.transforms=[{class: divide, by: .nan}]",),
+        "data.transforms.0.by: expected a finite number, found nan",
+    ),
+    "a negative width": (("task.model.widths=[64, -1, 10]",), "widths is [64, -1, 10]: expected whole numbers above 0"),
+    "a width of zero": (("task.model.widths=[64, 0, 10]",), "widths is [64, 0, 10]: expected whole numbers above 0"),
+    "a width that no memory holds": (("task.model.widths=[64, 99999999999, 10]",), "cannot build mlp (widths=["),
+    "a dropout of everything": (("task.model.dropout=1.0",), "dropout is 1.0; expected a fraction"),
+    "a negative smoothing": (("task.label_smoothing=-1.0",), "label_smoothing is -1.0; expected a fraction"),
+    "a division by zero": (
+        ("data.transforms=[{class: divide, by: 0.0}]",),
+        "cannot build divide (by=0.0): Divide needs",
+    ),
+    "more parts than a batch has": (("train.accumulate=99999999999999999999",), "train.accumulate: "),
     "dev with a run": (("--dev", "2", "--run", "a"), "leave one of them out"),
 }
 
@@ -108,6 +135,59 @@ def test_data_that_cannot_be_read_is_named(isoscale, content, message):
         Path("data.npz").write_bytes(content)
     refused = isoscale("train", "~data.split", "data.class=arrays", "data.path=data.npz")
     assert refused.code == 2 and message in refused.err
+
+
+FILES = (
+    "task.class=supervised", "~task.label_smoothing", "~checkpoint.monitor", "~data.split", "~data.transforms",
+    "data.class=files", "data.columns={input: x.npy, target: y.npy}", "data.batch_size=10",
+)  # fmt: skip
+INPUT = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+TARGET, LABELS = INPUT[:, :1], (INPUT.sum(1) > 0).astype(np.int64)
+FLOATS = "but the network computes with floats; convert it: data.columns={input: {path: FILE, dtype: float32}"
+VALUES = {
+    "whole numbers": (INPUT.astype(np.int64), TARGET, f"the input is int64, {FLOATS}"),
+    "bytes": (INPUT.astype(np.uint8), TARGET, f"the input is uint8, {FLOATS}"),
+    "booleans": (INPUT > 0, TARGET, f"the input is bool, {FLOATS}"),
+    "complex inputs": (INPUT.astype(np.complex64), TARGET, "give real and imaginary parts as columns of their own"),
+    "complex targets": (INPUT, TARGET.astype(np.complex64), "the target holds complex numbers (complex64)"),
+    "text": (INPUT.astype("U9"), TARGET, "x.npy holds text or dates (<U9), expected numbers"),
+    "objects": (INPUT.astype(object), TARGET, "x.npy holds Python objects (object), expected numbers"),
+    "dates": (INPUT.astype("M8[s]"), TARGET, "x.npy holds text or dates"),
+    "long doubles": (INPUT.astype(np.longdouble), TARGET, "which no tensor can be; set its dtype, such as float64"),
+    "no rows": (INPUT[:0], TARGET[:0], "the data has no samples, and so cannot be split"),
+    "one row": (INPUT[:1], TARGET[:1], "split.val is 0.1, which is no sample of 1"),
+    "no columns": (INPUT[:, :0], TARGET, "the input has no values: a batch has the shape (10, 0)"),
+    "one value": (np.float32(1), TARGET, "x.npy is one value, not an array of rows"),
+    "other numbers of rows": (INPUT, TARGET[:50], "input has 100 (x.npy), target has 50 (y.npy)"),
+    "a dimension too many": (INPUT[:, :, None], TARGET, "add flatten to data.transforms"),
+    "targets that are not numbers": (INPUT, TARGET * np.nan, "target in 100 of 100 rows, first in y.npy, row 0"),
+    "labels of more classes": (INPUT, LABELS + 7, "but the model has 2 classes, numbered from 0"),
+    "negative labels": (INPUT, LABELS - 1, "run from -1 to 0, but classes are numbered from 0; correct the labels"),
+}
+
+
+@pytest.mark.parametrize(("inputs", "targets", "message"), VALUES.values(), ids=VALUES)
+def test_values_that_no_network_learns_from_are_named_with_what_to_type(isoscale, inputs, targets, message):
+    np.save("x.npy", inputs, allow_pickle=True)
+    np.save("y.npy", targets, allow_pickle=True)
+    loss, width = ("cross_entropy", 2) if targets.dtype == np.int64 else ("mse", 1)
+    words = (f"task.loss={loss}", f"task.model.widths=[3, {width}]")
+    refused = isoscale("train", *FILES, *words, "--log-level", "error")
+    assert refused.code == 2, refused.err
+    assert refused.err.startswith("error: ") and message in refused.err and "Traceback" not in refused.err
+    assert list(Path().rglob("run.json")) == []
+
+
+WELCOME = {"the other byte order": ">f4", "half precision": "f2", "double precision": "f8"}
+
+
+@pytest.mark.parametrize("dtype", WELCOME.values(), ids=WELCOME)
+@pytest.mark.parametrize("labels", ["u8", "u2", ">i4", "i1", "?"])
+def test_floats_and_labels_of_every_width_are_welcome(isoscale, dtype, labels):
+    np.save("x.npy", INPUT.astype(dtype))
+    np.save("y.npy", LABELS.astype(labels))
+    words = ("task.loss=cross_entropy", "task.model.widths=[3, 2]", "--dev", "1", "--log-level", "error")
+    assert isoscale("train", *FILES, *words).code == 0
 
 
 def test_a_file_in_the_way_of_the_run_is_named(isoscale):

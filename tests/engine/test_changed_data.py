@@ -30,6 +30,11 @@ BETWEEN = 777
 """A row that is none of the 64 samples of a role."""
 
 
+@pytest.fixture(autouse=True)
+def _on_a_busy_machine_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "CHEAP_SECONDS", 60.0)
+
+
 def numbers(changed: bool = False, rows: int = ROWS, width: int = 3) -> np.ndarray:
     array = np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32)
     array[BETWEEN % rows] += changed

@@ -14,6 +14,9 @@ from isoscale.errors import UserError
 BLOCK_BYTES = 64 << 20
 """How much of a column is in memory at a time while all of it is read."""
 
+MOST_LABEL_BYTES = 64 << 20
+"""A column that is not larger may be read at the start, to look at its labels."""
+
 Rows = NDArray[np.int64]
 Array = NDArray[Any]
 
@@ -42,6 +45,17 @@ def blocks(column: Column, most_bytes: int = BLOCK_BYTES) -> Iterator[Array]:
     size = max(1, most_bytes // max(1, row_bytes(column)))
     for start in range(0, column.num_rows, size):
         yield column.take(np.arange(start, min(column.num_rows, start + size)))
+
+
+def as_tensor(array: Array) -> Tensor:
+    """The array as a tensor; of unsigned types of which torch cannot pick single values, as a signed one."""
+    if array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
+        raise UserError(f"no tensor can hold {array.dtype}: convert it, such as array.astype('float64')")
+    if array.ndim == 1 and array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.size and array.max() > np.iinfo(np.int64).max:
+            raise UserError(f"{array.max()} of an array of {array.dtype} is too large for a whole number of 64 bits")
+        array = array.astype(np.int32 if array.dtype.itemsize == 2 else np.int64)
+    return torch.from_numpy(array)
 
 
 class Joined:
@@ -102,7 +116,7 @@ class ColumnSource:
     def fetch(self, indices: Tensor) -> Batch:
         """The samples at `indices`, read from the files."""
         rows = indices.numpy()
-        return {name: torch.from_numpy(column.take(rows)) for name, column in self.columns.items()}
+        return {name: as_tensor(column.take(rows)) for name, column in self.columns.items()}
 
     def locate(self, index: int) -> str:
         """The files that a sample is in, and its row there."""

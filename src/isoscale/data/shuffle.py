@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isoscale.data.columns import Array, Joined, Rows, row_bytes
+from isoscale.data.formats.checks import check_not_cut
 from isoscale.data.order import Order
 from isoscale.data.shards import cut
 from isoscale.errors import UserError
@@ -136,9 +137,12 @@ class NpyRows:
         # To reshape an array in Fortran's order would read all of it.
         self._is_flat = array.flags.c_contiguous
         self._array = array.reshape(self.num_rows, *self.row_shape) if self._is_flat else array
+        self._memory, self._end = getattr(array, "_mmap", None), path.stat().st_size
 
     def take(self, rows: Rows) -> Array:
         """The rows asked for, in the order asked."""
+        if self._memory is not None:
+            check_not_cut(self.name, self._memory.size(), self._end)
         return self._array[rows] if self._is_flat else self._array[np.unravel_index(rows, self.grid)]
 
 

@@ -1,5 +1,6 @@
 """Random access to samples: `len(source)` and `source.fetch(indices)`, vectorised, in the stored dtype."""
 
+import math
 import warnings
 import zipfile
 import zlib
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from isoscale.data.batches import Batch, map_tensors, tensors_of
+from isoscale.data.columns import MOST_LABEL_BYTES, ColumnSource, as_tensor, row_bytes
 from isoscale.data.order import Order
 from isoscale.errors import UserError
 
@@ -173,10 +175,15 @@ def whole(source: Source) -> Source:
 
 
 def column(source: Source, key: str | int) -> Tensor | None:
-    """One tensor of every sample, by its name or its place, where all of them are in memory: the labels, say."""
+    """One tensor of every sample, by its name or its place, where it is in memory or soon read: the labels, say."""
     if isinstance(source, Subset):
         whole = column(source.source, key)
         return None if whole is None else whole[source.indices]
+    if isinstance(source, ColumnSource):
+        stored = source.columns.get(str(key))
+        if stored is None or len(source) * row_bytes(stored) > MOST_LABEL_BYTES:
+            return None
+        return as_tensor(stored.take(np.arange(len(source))))
     tensors = source.tensors if isinstance(source, TensorSource) else None
     if isinstance(tensors, tuple):
         tensors = dict(enumerate(tensors))
@@ -207,7 +214,7 @@ def _as_tensors(data: Any) -> Batch:
     if isinstance(data, np.ndarray) and data.dtype.kind in "biufc":
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # and never will be written
-            return torch.from_numpy(np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("=")))
+            return as_tensor(np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("=")))
     if isinstance(data, Mapping):
         return {key: _as_tensors(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -243,6 +250,8 @@ def split_source(source: Source, parts: Mapping[str, float | int], seed: int = 0
     unknown = set(parts) - set(ROLES)
     if unknown:
         raise UserError(f"split has unknown parts {sorted(unknown)}: use {', '.join(ROLES)}")
+    if not len(source):
+        raise UserError("the data has no samples, and so cannot be split: it needs at least one row")
     counts = _counts(len(source), parts)
     shuffled = Order(len(source), seed, purpose="split").indices(0, len(source))
     pieces = torch.split(shuffled[: sum(counts.values())], list(counts.values()))
@@ -252,8 +261,8 @@ def split_source(source: Source, parts: Mapping[str, float | int], seed: int = 0
 def _counts(length: int, parts: Mapping[str, float | int]) -> dict[str, int]:
     edges, taken, fraction = {}, 0, 0.0
     for role, part in parts.items():
-        if part < 0:
-            raise UserError(f"split.{role} is {part}; it must not be negative")
+        if isinstance(part, bool) or not 0 <= part < math.inf:
+            raise UserError(f"split.{role} is {part}; expected a fraction such as 0.8, or a number of samples")
         if isinstance(part, int):
             edges[role] = part
         else:

@@ -140,7 +140,7 @@ class Train(Config):
     on CUDA whatever matches eager to the bit."""
     steps_per_launch: Positive | Literal["auto"] = "auto"
     """Steps the host hands to the device at a time. Never changes the result."""
-    accumulate: Positive = 1
+    accumulate: Annotated[int, Field(ge=1, le=65536)] = 1
     """Cut each batch into this many micro-batches in time, to save memory."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """Largest norm of the whole gradient; longer gradients are scaled down to it."""

@@ -146,6 +146,11 @@ def accuracy(prediction: Tensor, target: Tensor) -> Pair:
 
 def as_numbers(prediction: Tensor, target: Tensor) -> Tensor:
     """Targets that are values, as floats: integers and booleans in the precision that torch compares them in."""
+    if target.is_complex() and not prediction.is_complex():
+        raise UserError(
+            f"the target holds complex numbers ({_dtype(target)}), but the model predicts real ones "
+            f"({_dtype(prediction)}); give its real and imaginary parts as columns of their own"
+        )
     if target.is_floating_point() or target.is_complex():
         return target
     return target.to(torch.promote_types(prediction.dtype, torch.float32))

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -31,7 +32,20 @@ def check_arguments(
     unknown = _unknown(target, signature, arguments, path, provided, neighbours)
     # A misspelt argument is one mistake, not one unknown and one missing argument.
     covered = {*arguments, *provided, *(problem.suggestion for problem in unknown)}
-    return unknown + _missing(target, signature, covered, path) + _mistyped(target, signature, arguments, path)
+    missing, mistyped = _missing(target, signature, covered, path), _mistyped(target, signature, arguments, path)
+    return unknown + missing + mistyped + _not_finite(target, arguments, path)
+
+
+def _not_finite(target: Callable[..., Any], value: Any, path: KeyPath) -> list[Problem]:
+    """Numbers that are none, and infinite ones where no component of ours has a use for them."""
+    if isinstance(value, float):
+        is_ours = getattr(target, "__module__", "").partition(".")[0] in ("isoscale", "torch")
+        is_wrong = math.isnan(value) or (is_ours and math.isinf(value))
+        return [Problem(path, f"expected a finite number, found {value}")] if is_wrong else []
+    if isinstance(value, Mapping) and "class" in value and len(path) > 1:
+        return []  # a component, which is checked by itself
+    inside = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    return [problem for key, child in inside for problem in _not_finite(target, child, (*path, key))]
 
 
 def _signature(target: Callable[..., Any]) -> inspect.Signature | None:

@@ -22,6 +22,8 @@ from isoscale.recipe.tree import children
 from isoscale.recipe.trust import is_harmless, no_module
 from isoscale.recipe.wording import found
 
+OWN = ("isoscale", "torch", "torchvision")
+"""Packages whose errors are about the values of a recipe; those of one's own code are shown with their lines."""
 Spec = str | Mapping[str, Any]
 """A component in a recipe: a name, or a mapping with `class` and the arguments beside it."""
 
@@ -155,8 +157,16 @@ def instantiate(spec: Spec, **provided: Any) -> Any:
     """Build a component: first the components among its arguments, then itself, with `provided` as well."""
     mapping = as_mapping(spec)
     arguments = {key: _build(value) for key, value in mapping.items() if key != "class"}
+    target = resolve(mapping["class"])
     try:
-        return resolve(mapping["class"])(**arguments, **provided)
+        return target(**arguments, **provided)
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        if getattr(target, "__module__", "").partition(".")[0] not in OWN or isinstance(error, UserError):
+            error.add_note(f"while building {mapping['class']} from the recipe")
+            raise
+        said = ", ".join(f"{key}={value!r:.60}" for key, value in mapping.items() if key != "class")
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"cannot build {mapping['class']} ({said}): {reason}; correct these values") from error
     except Exception as error:
         error.add_note(f"while building {mapping['class']} from the recipe")
         raise

@@ -39,7 +39,8 @@ class MLP(nn.Module):
         super().__init__()
         if len(widths) < 2:
             raise UserError(f"an MLP needs at least an input and an output width, not {list(widths)}")
-        self.widths = list(widths)
+        check_fraction("dropout", dropout)
+        self.widths = check_widths("widths", widths)
         hidden = [activation] * (len(widths) - 2) if isinstance(activation, str) else list(activation)
         if len(hidden) != len(widths) - 2:
             raise UserError(f"{len(hidden)} activations were given for {len(widths) - 2} hidden layers")
@@ -54,6 +55,9 @@ class MLP(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """From (batch, widths[0]) to (batch, widths[-1])."""
+        check_floats(input)
+        if not input.shape[-1]:
+            raise UserError(f"the input has no values: a batch has the shape {tuple(input.shape)}; give it columns")
         if input.shape[-1] != self.widths[0]:
             raise UserError(
                 f"this MLP takes {self.widths[0]} numbers a sample, but gets a batch of shape {tuple(input.shape)}: "
@@ -61,6 +65,31 @@ class MLP(nn.Module):
                 + (", and add flatten to data.transforms" if input.dim() > 2 else "")
             )
         return self.layers(input)
+
+
+def check_widths(name: str, widths: Sequence[int]) -> list[int]:
+    """Refuse widths that no network can have."""
+    if not widths or any(isinstance(width, bool) or width < 1 for width in widths):
+        raise UserError(f"{name} is {list(widths)}: expected whole numbers above 0")
+    return list(widths)
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Refuse a probability that leaves nothing over, or is none."""
+    if not 0 <= value < 1:
+        raise UserError(f"{name} is {value}; expected a fraction from 0 (none) to below 1, such as 0.1")
+
+
+def check_floats(input: Tensor) -> None:
+    """Refuse what no layer multiplies with weights: whole numbers, booleans, complex numbers."""
+    if not input.is_floating_point():
+        kind = str(input.dtype).removeprefix("torch.")
+        remedy = (
+            "give real and imaginary parts as columns of their own" if input.is_complex()
+            else "convert it: data.columns={input: {path: FILE, dtype: float32}, …}, or data.transforms=[{class: "
+            "divide, by: 1}]; in Python, x.float()"
+        )  # fmt: skip
+        raise UserError(f"the input is {kind}, but the network computes with floats; {remedy}")
 
 
 class Linear(nn.Linear):

@@ -50,6 +50,15 @@ def check_length(path: Path | str, found: int, expected: int) -> None:
         raise UserError(f"{path} {problem}: {found:,} bytes found, {expected:,} expected")
 
 
+def check_not_cut(name: str, found: int, needed: int) -> None:
+    """Refuse to go on with a file that became shorter after it was opened."""
+    if found < needed:
+        raise UserError(
+            f"{name} was cut short while it was in use: {found:,} bytes found, {needed:,} expected; restore it from a "
+            "copy, and start the same command again"
+        )
+
+
 def split_shape(name: str, shape: Sequence[int], sample_dims: int | None) -> tuple[int, tuple[int, ...]]:
     """The number of rows and the shape of one, where the last `sample_dims` dimensions are a sample."""
     check_has_rows(name, shape)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch
+from isoscale.data.formats.checks import check_length, check_not_cut
 from isoscale.data.formats.extras import library
 from isoscale.data.restricted import loads
 from isoscale.errors import UserError
@@ -33,7 +34,11 @@ class LmdbSource:
         self.files = [self._path]
         self._environment: Any = None
         self._process: int | None = None
-        with self._opened().begin() as transaction:
+        self._file = str(path / "data.mdb" if path.is_dir() else path.resolve())
+        opened = self._opened()
+        self._end = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
+        check_length(path, min(os.stat(self._file).st_size, self._end), self._end)
+        with opened.begin() as transaction:
             keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
         numbered = sorted((key for key in keys if key.isdigit()), key=int)
         self._keys = numbered or keys
@@ -46,6 +51,7 @@ class LmdbSource:
 
     def fetch(self, indices: Tensor) -> Batch:
         """The samples at `indices`, whose arrays must agree in shape."""
+        check_not_cut(self._path, os.stat(self._file).st_size, self._end)  # to touch what is gone would end the process
         with self._opened().begin(buffers=True) as transaction:
             samples = [self._sample(transaction, self._keys[index]) for index in indices.tolist()]
         return {name: self._stacked(samples, name) for name in samples[0]}

@@ -1,6 +1,7 @@
 """Plain arrays at a place in a file: never loaded, only the rows that are asked for are read."""
 
 import mmap
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from isoscale.data.columns import Array, Rows
-from isoscale.data.formats.checks import check_numbers, num_values, split_shape
+from isoscale.data.formats.checks import check_not_cut, check_numbers, num_values, split_shape
 from isoscale.data.formats.threads import fill, rows_at_once
+from isoscale.errors import UserError
 
 MOST_MAPS = 256
 """Files that are open at a time; each is a handle, of which a process may have a thousand or so."""
@@ -31,6 +33,7 @@ class MappedColumn:
         self._path, self._stored, self._offset = str(path), dtype, offset
         self._version = path.stat().st_mtime_ns
         self._values_per_row = num_values(name, self.row_shape)
+        self._end = offset + num_values(name, shape, dtype.itemsize)
 
     def take(self, rows: Rows) -> Array:
         """The rows asked for: neighbours in one go, others by several threads."""
@@ -39,26 +42,45 @@ class MappedColumn:
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.num_rows:
             raise IndexError(f"{self.name} has rows 0 to {self.num_rows - 1}, asked for {rows.min()} to {rows.max()}")
         found = np.empty((len(rows), *self.row_shape), self.dtype)
+        return fill(found, rows, rows_at_once(self), self._gather)
+
+    def _gather(self, rows: Rows) -> Array:
         # Rows that are checked may be clipped, which spares numpy a copy.
-        return fill(found, rows, rows_at_once(self), lambda some: np.take(self._map(), some, axis=0, mode="clip"))
+        return np.take(self._map(), rows, axis=0, mode="clip")
 
     def _read(self, start: int, count: int) -> Array:
         """Neighbouring rows: an ordinary read, for which the system reads ahead."""
         offset = self._offset + start * self._values_per_row * self._stored.itemsize
-        values = np.fromfile(self._path, self._stored, count * self._values_per_row, offset=offset)
+        wanted = count * self._values_per_row
+        try:
+            values = np.fromfile(self._path, self._stored, wanted, offset=offset)
+        except OSError as error:
+            raise UserError(f"cannot read {self.name}: {error.strerror or error}") from None
+        if len(values) < wanted:
+            check_not_cut(self.name, os.stat(self._path).st_size, self._end)
         return values.astype(self.dtype, copy=False).reshape(count, *self.row_shape)
 
     def _map(self) -> Array:
+        """The array, after a look at the length of its file: to touch what was cut off would end the process."""
         shape = (self.num_rows, *self.row_shape)
-        return _mapped(self._path, self._version, self._stored, shape, self._offset)
+        memory, array = _mapped(self._path, self._version, self._stored, shape, self._offset)
+        check_not_cut(self.name, memory.size(), self._end)
+        return array
 
 
 @lru_cache(maxsize=MOST_MAPS)
-def _mapped(path: str, version: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> Array:
-    """The array as it lies in the file; `version` tells a file from another that takes its place."""
-    with open(path, "rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def _mapped(
+    path: str, version: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int
+) -> tuple[mmap.mmap, Array]:
+    """The file, and the array as it lies there; `version` tells a file from another that takes its place."""
+    try:
+        with open(path, "rb") as file:
+            found, count = os.fstat(file.fileno()).st_size, num_values(path, shape)
+            check_not_cut(path, found, offset + count * dtype.itemsize)
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     if hasattr(mmap, "MADV_RANDOM"):
         # Otherwise each row brings its neighbourhood along, 32 times what is needed.
         memory.madvise(mmap.MADV_RANDOM)
-    return np.frombuffer(memory, dtype, num_values(path, shape), offset).reshape(shape)
+    return memory, np.frombuffer(memory, dtype, count, offset).reshape(shape)

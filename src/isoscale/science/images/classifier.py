@@ -36,6 +36,8 @@ class Classifier(Supervised):
     ) -> None:
         """`model` gives a score for each class; evaluations may average its scores over variants of each image."""
         super().__init__(model, loss, metrics=["accuracy"])
+        if not 0 <= label_smoothing <= 1:
+            raise UserError(f"label_smoothing is {label_smoothing}; expected a fraction from 0 to 1, such as 0.1")
         weights = None if class_weights is None else torch.tensor(class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
         if label_smoothing:

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from isoscale.errors import UserError
 from isoscale.science.images.resnet import check_images, use_fast_layout
+from isoscale.science.models import check_fraction, check_widths
 
 
 class CNN(nn.Module):
@@ -18,6 +19,8 @@ class CNN(nn.Module):
     ) -> None:
         """`widths` are the channels of the stages; each halves the image."""
         super().__init__()
+        check_widths("in_channels, widths and num_classes", [in_channels, *widths, num_classes])
+        check_fraction("dropout", dropout)
         stages, num_in = [], in_channels
         for width in widths:
             stages.append(nn.Sequential(_convolution(num_in, width), _convolution(width, width), nn.MaxPool2d(2)))
@@ -57,6 +60,8 @@ class FastNet(nn.Module):
     ) -> None:
         """`widths` are the channels of the stages; `scale` tempers the scores."""
         super().__init__()
+        check_widths("widths", widths)
+        check_widths("in_channels and num_classes", [in_channels, num_classes])
         num_directions = 2 * in_channels * 4
         self.whiten = nn.Conv2d(in_channels, num_directions, 2)
         self.whiten.weight.requires_grad = False

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isoscale.errors import UserError
+from isoscale.science.models import check_floats, check_widths
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 """Blocks of each of the four stages, by depth."""
@@ -27,6 +28,7 @@ class ResNet(nn.Module):
         super().__init__()
         if depth not in BLOCKS:
             raise UserError(f"there is no ResNet of depth {depth}; there are {', '.join(map(str, BLOCKS))}")
+        check_widths("in_channels, width and num_classes", [in_channels, width, num_classes])
         block: type[Basic | Bottleneck] = Bottleneck if depth >= 50 else Basic
         large = stem == "imagenet"
         kernel = 7 if large else 3
@@ -117,6 +119,7 @@ def use_fast_layout(module: nn.Module) -> None:
 
 def check_images(images: Tensor, num_channels: int) -> None:
     """Refuse what is not a batch of images with this many channels."""
+    check_floats(images)
     if images.dim() != 4:
         raise UserError(
             f"this network takes images (batch, channels, height, width), but gets {tuple(images.shape)}: "

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoscale.errors import UserError
 from isoscale.science.potentials.geometry import Edges, Layout
 
 Pull = Callable[[Tensor], Tensor]
@@ -69,10 +68,3 @@ class Descriptor(nn.Module):
     def statistics(self) -> dict[str, Any]:
         """What decides statistics besides the frames, by name."""
         return {"cutoff": self.cutoff, "sel": self.sel}
-
-
-def check_widths(name: str, widths: Sequence[int]) -> list[int]:
-    """Refuse widths that no network can have."""
-    if not widths or any(width < 1 for width in widths):
-        raise UserError(f"{name} is {list(widths)}: expected whole numbers above 0")
-    return list(widths)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from isoscale.errors import UserError
-from isoscale.science.potentials.descriptor import Descriptor, check_widths
+from isoscale.science.models import check_widths
+from isoscale.science.potentials.descriptor import Descriptor
 from isoscale.science.potentials.geometry import Edges, Layout, forces, virials
 from isoscale.science.potentials.layers import Score
 

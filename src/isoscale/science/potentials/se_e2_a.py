@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isoscale.errors import UserError
-from isoscale.science.potentials.descriptor import Descriptor, Prepared, Pull, check_widths
+from isoscale.science.models import check_widths
+from isoscale.science.potentials.descriptor import Descriptor, Prepared, Pull
 from isoscale.science.potentials.geometry import Edges, Layout, lengths
 from isoscale.science.potentials.layers import Curve
 
