@@ -17,7 +17,7 @@ from isoscale.data.mixture import Mixture
 from isoscale.data.sources import Source
 from isoscale.engine.loaders import seeded
 from isoscale.engine.memory import size
-from isoscale.engine.run_directory import write_aside
+from isoscale.observe.files import write_aside
 
 CHEAP_BYTES = 128 << 20
 CHEAP_SECONDS = 0.3
