@@ -11,15 +11,23 @@ LISTENING = "0A"
 
 def doors(processes: Iterable[int]) -> set[tuple[str, int]]:
     """Address and port of every socket at which some processes listen."""
-    mine = {inode for process in processes for inode in _sockets(process)}
-    found = set()
+    return {door for process in processes for door in _doors(process)}
+
+
+def _doors(process: int) -> Iterable[tuple[str, int]]:
+    mine = set(_sockets(process))
     for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+        for line in _lines(Path(f"/proc/{process}/net", table)):  # those of its machine, where it has one of its own
             words = line.split()
             if words[3] == LISTENING and words[9] in mine:
                 number, _, port = words[1].partition(":")
-                found.add((_address(number), int(port, 16)))
-    return found
+                yield _address(number), int(port, 16)
+
+
+def _lines(table: Path) -> list[str]:
+    with suppress(OSError):  # it has ended meanwhile
+        return table.read_text().splitlines()[1:]
+    return []
 
 
 def _sockets(process: int) -> Iterable[str]:

@@ -157,7 +157,12 @@ def _notice_dead_machines(connection: socket.socket) -> None:
 
 def listen(address: str, port: int = 0) -> socket.socket:
     """Listen at an address of this machine, a number; at all of them where it is empty."""
-    return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    return socket.create_server((address, port), family=family_of(address))
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Of which kind an address is, a number."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def knock(place: tuple[str, int], rank: int, key: Key) -> Line:

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from isoscale.parallel.board import prefixed
 from isoscale.parallel.checkup import Checkup
-from isoscale.parallel.rendezvous import address_of, interface, own_address
+from isoscale.parallel.hub import family_of
+from isoscale.parallel.rendezvous import address_of, interface, is_own, own_address
 
 CONNECT = 5.0
 """Seconds for a connection to stand."""
@@ -119,7 +120,8 @@ class _Door:
 
 @contextmanager
 def _listening(host: str, interface: str, address: str) -> Iterator[_Door]:
-    with socket.create_server(("", 0), backlog=1024) as server:
+    at = address if is_own(address) else ""  # where a gateway stands before this host, others know it by another one
+    with socket.create_server((at, 0), family=family_of(at), backlog=1024) as server:
         port, token = int(server.getsockname()[1]), secrets.token_hex(8)
         door = _Door(host, interface, _has(interface), address, port, token)
         threading.Thread(target=_answer, args=(server, door.token.encode()), daemon=True).start()
