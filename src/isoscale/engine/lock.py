@@ -218,7 +218,7 @@ class RunLock:
                     continue  # taken over or removed: not ours to write in
                 self._owner.beats += 1
                 # closed each time, which is what sends it to other hosts
-                handle = open_no_link(self._path, os.O_WRONLY)
+                handle = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     _write(handle, self._owner)
                 finally:
