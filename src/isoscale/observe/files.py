@@ -82,10 +82,10 @@ def _make_own(path: Path) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Make a folder inside a run where it is not there; one that is a link is refused."""
+    """Make a folder inside one that is there; one that is a link is refused."""
     refuse_link(path)
     if not path.is_dir():
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(exist_ok=True)
         sync_folder(path.parent)
     return path
 
