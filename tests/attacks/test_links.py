@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from isoscale.cli.apply import _draw
+from isoscale.engine import lock
 from isoscale.errors import UserError
 from isoscale.observe.exhibits import Pictures
 from isoscale.observe.files import open_own, write_aside
@@ -166,9 +168,7 @@ def test_a_request_to_stop_makes_no_file_elsewhere(rich: Path, tmp_path: Path, i
     (run / "STOP").symlink_to(tmp_path / "new")
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "status": "running"}))
-    from isoscale.engine.lock import RunLock
-
-    with RunLock(run):
+    with lock.RunLock(run):
         done = isoscale("cancel", "run")
     assert done.code == 2 and "STOP is a link to" in done.err and not (tmp_path / "new").exists()
 
@@ -192,6 +192,17 @@ def test_a_file_with_another_name_elsewhere_becomes_one_of_its_own(rich: Path, t
     assert train(tmp_path / "copy", train__epochs=2, **keys).status == "done"
     assert content(tmp_path / "first") == before
     assert (tmp_path / "copy/metrics.jsonl").read_bytes().startswith((rich / "metrics.jsonl").read_bytes())
+
+
+def test_a_snapshot_by_hard_links_does_not_stop_the_heart_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lock, "BEAT", 0.05)
+    path, end = tmp_path / "run" / lock.NAME, time.monotonic() + 20
+    with lock.RunLock(tmp_path / "run"):
+        os.link(path, tmp_path / "snapshot")
+        before = json.loads(path.read_text())["beats"]
+        while json.loads(path.read_text())["beats"] < before + 2:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
 
 def test_a_pipe_in_a_run_is_refused_and_nobody_waits_for_its_other_end(tmp_path: Path):

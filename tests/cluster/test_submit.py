@@ -177,6 +177,19 @@ def test_a_run_that_another_job_trains_is_not_submitted_again(slurm: "Cluster", 
     assert refused.returncode == 2 and f"job {job} is " in refused.stderr
 
 
+def test_odd_words_reach_slurm_and_the_training_as_they_are(slurm: "Cluster", tmp_path: Path):
+    folder, name, comment = "runs/my #1 'run' $(date) 100%j", "it's #1 & $HOME (a|b)", "a b'c#d * $(date)"
+    words = ("submit", "images/digits", "train.epochs=1", *TREE, f"name={json.dumps(name)}", "--run", folder,
+             "--directive", f'--comment="{comment}"', "--env", f"ODD={comment}", "--time", "5")  # fmt: skip
+    shown = slurm.run(sys.executable, "-m", "isoscale", *words, cwd=tmp_path).stdout
+    job = re.findall(r"job (\d+)", shown)[0]
+    named = slurm.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%j|%k").stdout.rstrip("\n")
+    assert named == f"{name}|{comment}"
+    assert slurm.wait(job) == "COMPLETED", output(tmp_path / folder)
+    assert json.loads((tmp_path / folder / "run.json").read_text())["status"] == "done"
+    assert "done at step" in (tmp_path / folder / f"slurm/{job}.out").read_text()
+
+
 def test_what_slurm_says_when_it_refuses_is_shown(slurm: "Cluster", tmp_path: Path):
     words = ("submit", "--partition", "nowhere")
     refused = slurm.run(sys.executable, "-m", "isoscale", *words, cwd=tmp_path, check=False)

@@ -576,8 +576,8 @@ FAULTS = [
         "observers",
         "metrics.jsonl keeps values that a continued run logs again",
         "observe/metric_log.py",
-        "    if size > num_bytes:\n        os.truncate(path, num_bytes)\n",
-        "",
+        "_whole_lines(self._path) if start_bytes is None else start_bytes)",
+        "_whole_lines(self._path))",
     ),
     Fault(
         "observers",

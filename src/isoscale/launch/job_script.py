@@ -1,11 +1,11 @@
 """The script of a job: what a person would write, one `srun` line and what has to stand around it."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from isoscale.errors import START_AGAIN
+from isoscale.launch import quoting
 from isoscale.launch.config import MAX_REQUEUES, Resources, notice
 from isoscale.parallel import secret
 from isoscale.recipe.schema import Launch
@@ -89,7 +89,7 @@ def _head(job: Job) -> str:
     what = "What is trained is in recipe.yaml, in the run directory."
     if job.array is not None:
         what = f"Each task trains one point of the sweep; its directory is a line of {POINTS}."
-    return f"#!/bin/bash\n# {job.submitted_as}\n# {what}"
+    return f"#!/bin/bash\n# {quoting.comment(job.submitted_as)}\n# {what}"
 
 
 def _directives(job: Job) -> list[str]:
@@ -104,28 +104,23 @@ def _directives(job: Job) -> list[str]:
     names = ("gres", "cpus_per_task", "mem", "time", "partition", "account", "qos", "constraint", "reservation",
              "mail_user", "mail_type")  # fmt: skip
     asked |= {name.replace("_", "-"): getattr(launch, name) for name in names}
-    lines = [f"#SBATCH --{name}={_quoted(str(value))}" for name, value in asked.items() if value is not None]
-    lines += [f"#SBATCH {directive}" for directive in launch.directives]
+    lines = [f"#SBATCH --{name}={quoting.value(str(value))}" for name, value in asked.items() if value is not None]
+    lines += [f"#SBATCH {quoting.options(directive)}" for directive in launch.directives]
     return [
         *lines,
-        f"#SBATCH --output={_quoted(f'{folder}/slurm/{output}.out')}",
-        f"#SBATCH --error={_quoted(f'{folder}/slurm/{output}.err')}",
+        f"#SBATCH --output={quoting.value(f'{folder}/slurm/{output}.out')}",
+        f"#SBATCH --error={quoting.value(f'{folder}/slurm/{output}.err')}",
         "#SBATCH --open-mode=append  # when the job starts again, it writes on in the same files",
         "#SBATCH --requeue           # start again when a node fails, or when others go first",
         f"#SBATCH --signal=USR1@{notice(launch)}   # so many seconds before the time limit, training saves and ends",
     ]
 
 
-def _quoted(text: str) -> str:
-    """A value behind #SBATCH, where `#` begins a comment and blanks separate."""
-    return f'"{text}"' if any(sign in text for sign in " #'\t") else text
-
-
 def _environment(launch: Launch) -> list[str]:
     lines = [f"{SECRET}  # by which ranks know each other"]
-    lines += [f"module load {' '.join(shlex.quote(name) for name in launch.modules)}"] if launch.modules else []
-    lines += [launch.activate] if launch.activate else []
-    lines += [f"export {name}={shlex.quote(str(value))}" for name, value in launch.env.items()]
+    lines += [f"module load {' '.join(quoting.word(name) for name in launch.modules)}"] if launch.modules else []
+    lines += [quoting.line(launch.activate)] if launch.activate else []
+    lines += [f"export {name}={quoting.word(str(value))}" for name, value in launch.env.items()]
     if launch.cpus_per_task is not None:
         lines.append("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not take it over by itself")
         if "OMP_NUM_THREADS" not in launch.env:
@@ -134,22 +129,22 @@ def _environment(launch: Launch) -> list[str]:
 
 
 def _training(job: Job) -> list[str]:
-    folder = shlex.quote(job.folder) + f"-{JOB if job.array is None else ARRAY}" * job.is_numbered
+    folder = quoting.word(job.folder) + f"-{JOB if job.array is None else ARRAY}" * job.is_numbered
     before: list[str] = []
     if job.array is not None:
         line = f'$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$sweep/{POINTS}")'
         before, folder = [f"sweep={folder}", f"point={line}"], '"$sweep/$point"'
-    words = [*_inside(job), "train", *(shlex.quote(word) for word in job.words), "--run", folder]
+    words = [*_inside(job), "train", *(quoting.word(word) for word in job.words), "--run", folder]
     return [*before, f"srun {' '.join(words)}", "code=$?", ""]
 
 
 def _inside(job: Job) -> list[str]:
     """The program, in its container if there is one."""
     if job.launch.container is None:
-        return [shlex.quote(job.program)]
+        return [quoting.word(job.program)]
     engine, _, image = job.launch.container.partition(":")
     gpus = GPUS.get(engine, []) if job.resources.gpus_per_node else []
-    named = f"--image={shlex.quote(image)}" if engine == "shifter" else shlex.quote(image)
+    named = f"--image={quoting.word(image)}" if engine == "shifter" else quoting.word(image)
     return [*ENGINES[engine], *gpus, named, "isoscale"]
 
 

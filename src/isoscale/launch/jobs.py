@@ -80,9 +80,9 @@ def _job(run: Run) -> str | None:
     stretches = record.get("stretches") or [{}]
     submitted = (record.get("job") or {}).get("id")
     # The environment of an array's task tells a number that may be that of the whole array.
-    if run.status == "running" and "_" not in (submitted or ""):
-        return stretches[-1].get("job")
-    return submitted or stretches[-1].get("job")
+    if run.status == "running" and "_" not in str(submitted or ""):
+        return slurm.as_number(stretches[-1].get("job"))
+    return slurm.as_number(submitted or stretches[-1].get("job"))
 
 
 def _last_logged(path: Path) -> int | None:

@@ -41,6 +41,11 @@ class Queued:
         return self.state not in ENDED
 
 
+def as_number(job: object) -> str | None:
+    """The number of a job as a run has written it down, such as 7 or 7_2; None for what could be an option."""
+    return str(job) if re.fullmatch(r"[0-9]+(_[0-9]+)?", str(job)) else None
+
+
 def is_here() -> bool:
     """Whether jobs can be submitted from this machine."""
     return shutil.which("sbatch") is not None

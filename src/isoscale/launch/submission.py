@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.errors import UserError
-from isoscale.launch import slurm
+from isoscale.launch import quoting, slurm
 from isoscale.launch.config import Resources, merged, notice, resources
 from isoscale.launch.job_script import Job
 from isoscale.launch.profiles import read_profile
@@ -130,15 +130,17 @@ def asked(
 
 
 def shown(command: Sequence[str]) -> str:
-    """A command on one line, as a comment can hold it."""
-    return " ".join(shlex.join(command).split())
+    """A command on one line."""
+    return quoting.comment(shlex.join(command))
 
 
 def folder_word(name: str, run: Path | None) -> str:
     """The folder of a job as its script says it: the one that was chosen, or how one below `runs` begins."""
     folder = f"runs/{name.replace('/', '-')}" if run is None else str(run)
-    if not folder.isprintable() or any(sign in folder for sign in '"\\'):
-        raise UserError(f"{folder!r} cannot stand in a job script; choose another directory with --run DIR")
+    try:
+        quoting.value(folder)
+    except UserError as error:
+        raise UserError(f"{error}; choose another directory with --run DIR") from None
     return folder
 
 
@@ -162,7 +164,7 @@ def job_of(run: Path) -> str | None:
     import json
 
     try:
-        return str(json.loads((run / "run.json").read_text())["job"]["id"])
+        return slurm.as_number(json.loads((run / "run.json").read_text())["job"]["id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -37,6 +37,8 @@ def _full_disk(path: Path, error: OSError) -> str:
     folder = next((above for above in path.absolute().parents if above.is_dir()), Path("/"))
     disk = next(above for above in (folder.resolve(), *folder.resolve().parents) if above.is_mount())
     found = os.statvfs(folder)
+    if error.errno == errno.EDQUOT:
+        return f": your share of the disk at {disk} is used up"
     what = "has as many files as it can hold (df -i)" if found.f_files and not found.f_favail else "is full"
     return f": the disk at {disk} {what}"
 
@@ -80,10 +82,10 @@ def _make_own(path: Path) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Make a folder inside a run where it is not there; one that is a link is refused."""
+    """Make a folder inside one that is there; one that is a link is refused."""
     refuse_link(path)
     if not path.is_dir():
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(exist_ok=True)
         sync_folder(path.parent)
     return path
 
@@ -92,9 +94,9 @@ def refuse_link(path: Path) -> None:
     """Refuse to write to a file or into a folder that is a link."""
     if path.is_symlink():
         raise UserError(
-            f"{path} is a link to {os.readlink(path)}, and nothing is written through a link inside a run: what it "
-            "points to may not be the run's. Remove it, or put a copy of that in its place; the directory of a whole "
-            "run may be a link"
+            f"{path} is a link to {os.readlink(path)}, and nothing is written through a link: one in a run that came "
+            "from elsewhere could point to any file of yours. Remove it, or put a copy in its place; the directory of "
+            "a whole run may be a link"
         )
 
 

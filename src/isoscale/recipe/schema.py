@@ -63,8 +63,14 @@ def _one_line(text: str) -> str:
 
 
 def _container(text: str) -> str:
-    if not re.fullmatch(r"(apptainer|shifter|podman):\S+", text):
+    if not re.fullmatch(r"(apptainer|shifter|podman):[^\s-]\S*", text):
         raise ValueError(f'"{text}" is no container; write apptainer:IMAGE, shifter:IMAGE or podman:IMAGE')
+    return text
+
+
+def _module(text: str) -> str:
+    if text.startswith("-"):
+        raise ValueError(f'"{text}" is no name of a module')
     return text
 
 
@@ -122,7 +128,7 @@ class Launch(Config):
     """Who gets mail about the job."""
     mail_type: Line | None = None
     """About what: BEGIN, END, FAIL, REQUEUE, ALL."""
-    modules: list[Line] = []
+    modules: list[Annotated[Line, AfterValidator(_module)]] = []
     """Environment modules to load."""
     activate: Line | None = None
     """The line that activates the environment of isoscale, such as `conda activate science`."""

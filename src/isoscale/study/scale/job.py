@@ -5,7 +5,6 @@ several times and measure other nodes. The price is that most of the allocation 
 """
 
 import math
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.errors import UserError
-from isoscale.launch import slurm
+from isoscale.launch import quoting, slurm
 from isoscale.launch.config import Resources, merged, notice, resources
 from isoscale.launch.job_script import Job
 from isoscale.launch.profiles import read_profile
@@ -41,7 +40,7 @@ class _Job(Job):
     def _step(self, ranks: int) -> str:
         per_node = self.resources.tasks_per_node
         where = f"--nodes={math.ceil(ranks / per_node)} --ntasks={ranks} --ntasks-per-node={min(ranks, per_node)}"
-        return f"srun {where} {self.called} scale --run {shlex.quote(self.folder)} --measure {ranks}:$repeat || exit"
+        return f"srun {where} {self.called} scale --run {quoting.word(self.folder)} --measure {ranks}:$repeat || exit"
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def submit(study: Study, request: Request) -> Study:
 
 def standing(study: Study) -> slurm.Queued | None:
     """How the job of a study stands; None where Slurm does not know it any more."""
-    number = (study.job or {}).get("id")
+    number = slurm.as_number((study.job or {}).get("id"))
     return slurm.queued(number) if number else None
 
 

@@ -11,7 +11,7 @@ from isoscale.launch.job_script import Array, Job
 from isoscale.observe.files import own_folder
 from isoscale.recipe.load import LoadedRecipe, load_recipe
 from isoscale.recipe.schema import Launch
-from isoscale.study.sweep.plan import RECIPE, Plan, Point, Sweep
+from isoscale.study.sweep.plan import RECIPE, Plan, Point, Sweep, write_points
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def _prepare(sweep: Sweep, job: Job, number: str) -> None:
     assert job.array is not None
     points = [sweep.points[task] for task in job.array.tasks]
     sweep.restore(points)
+    write_points(sweep.path, sweep.points)  # what a sweep that came from elsewhere says there is not to be followed
     submission.write_script(sweep.path, job)
     for task, point in zip(job.array.tasks, points, strict=True):
         submission.claim(sweep.folder(point), f"{number}_{task}")

@@ -62,7 +62,7 @@ class Plan:
             write_aside(path / RECIPE, with_seal(self.loaded.with_sweep().to_yaml()))
             for name, loaded in self.recipes.items():
                 prepare(path / name, loaded)
-            write_aside(path / POINTS, "".join(f"{point.name}\n" for point in self.points))
+            write_points(path, self.points)
             _write_record(path, self._record())
         except (OSError, UserError) as error:
             if is_ours:
@@ -87,6 +87,16 @@ class Plan:
         }
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a name is that of a directory in the sweep, and one line of a list."""
+    return Path(name).name == name and name not in ("", "..") and name.isprintable()
+
+
+def write_points(path: Path, points: Sequence[Point]) -> None:
+    """The list that the tasks of an array find their directories in."""
+    write_aside(path / POINTS, "".join(f"{point.name}\n" for point in points))
+
+
 def _entry(point: Point) -> dict[str, Any]:
     words = {} if point.words is None else {"words": point.words}
     return {"directory": point.name, "values": point.values, **words}
@@ -109,7 +119,8 @@ class Sweep:
         """The sweep in a directory."""
         try:
             sweep = cls(path, dict(json.loads((path / RECORD).read_text(encoding="utf-8"))))
-            outside = [point.name for point in sweep.points if Path(point.name).name != point.name]
+            names = [point.name for point in sweep.points]
+            outside = [name for name in names if not _is_plain(name)]
             if outside:
                 raise ValueError(f"{outside[0]!r} is no directory in it")
             return sweep
