@@ -17,6 +17,7 @@ from isoscale.api import example
 from isoscale.engine.checkpoint import read_weights
 from isoscale.engine.state import copy_weights
 from isoscale.errors import UserError
+from isoscale.printing import visible
 from isoscale.recipe.components import instantiate, task_spec
 from isoscale.recipe.load import load_recipe
 from isoscale.run import Run
@@ -147,7 +148,7 @@ def _metadata(run: Run, checkpoint: str | None) -> dict[str, str]:
     loaded = load_recipe(run.directory.recipe, check_components=False)
     step = int(run.checkpoint(checkpoint).name.removeprefix("step_"))
     values = {key: value for key, value in loaded.values.items() if key != "sweep"}
-    return {"isoscale": __version__, "run": run.path.name, "step": str(step), "recipe": json.dumps(values)}
+    return {"isoscale": __version__, "run": visible(run.path.name), "step": str(step), "recipe": json.dumps(values)}
 
 
 def _network(run: Run, checkpoint: str | None) -> _Network:

@@ -83,7 +83,7 @@ class RunDirectory:
             return {}
         try:
             return dict(json.loads(self.record.read_text()))
-        except (ValueError, TypeError) as error:
+        except (RecursionError, TypeError, ValueError) as error:
             raise UserError(f"{self.record} is damaged: {error}") from None
 
     def update(self, **values: Any) -> None:
