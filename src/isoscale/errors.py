@@ -65,7 +65,8 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    return USER_CAN_FIX if isinstance(error, UserError) or is_full_disk(error) else FAILED
+    can_be_fixed = isinstance(error, UserError) or is_full_disk(error) or _is_long_name(error)
+    return USER_CAN_FIX if can_be_fixed else FAILED
 
 
 def message(error: BaseException) -> str:
@@ -77,6 +78,8 @@ def message(error: BaseException) -> str:
     if isinstance(error, OSError) and is_full_disk(error):
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}\n  make room or fix the permissions, then start the same command again"
+    if isinstance(error, OSError) and _is_long_name(error):
+        return f"{error.strerror}: {error.filename}\n  systems allow 255 bytes in a name; give a shorter one"
     place = _place(error)
     return "\n  ".join([f"{type(error).__name__}: {error}", *([place] if place else [])])
 
@@ -84,6 +87,10 @@ def message(error: BaseException) -> str:
 def is_full_disk(error: BaseException) -> bool:
     """Whether a disk is full or may not be written."""
     return isinstance(error, OSError) and error.errno in _CANNOT_WRITE
+
+
+def _is_long_name(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
 
 
 def _place(error: BaseException) -> str:

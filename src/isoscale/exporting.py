@@ -20,6 +20,7 @@ from isoscale.engine.state import copy_weights
 from isoscale.engine.tensor_files import save_tensors
 from isoscale.errors import UserError
 from isoscale.observe.files import failures_in_words, write_aside, written_aside
+from isoscale.printing import visible
 from isoscale.recipe.components import instantiate, task_spec
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.problems import RecipeError
@@ -160,7 +161,7 @@ def _metadata(run: Run, checkpoint: str | None) -> dict[str, str]:
     values = {key: value for key, value in loaded.values.items() if key != "sweep"}
     recipe = json.dumps(values)
     return {
-        "isoscale": __version__, "run": run.path.name, "step": str(step), "recipe": recipe, "seal": seal(recipe)
+        "isoscale": __version__, "run": visible(run.path.name), "step": str(step), "recipe": recipe, "seal": seal(recipe)
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from isoscale.engine.checkpoint import read, read_manifest, weights_of
 from isoscale.engine.extra_state import give_attributes
 from isoscale.engine.lock import is_held
+from isoscale.engine.record_check import checked
 from isoscale.engine.run_directory import REBUILT, ROOT, RunDirectory
 from isoscale.engine.state import load_weights
 from isoscale.errors import UserError
@@ -64,7 +65,8 @@ class Run:
     @classmethod
     def all(cls, root: Path = ROOT) -> list["Run"]:
         """Every run below a folder, oldest first."""
-        found = [cls(path.parent) for path in root.glob("*/recipe.yaml") if cls.exists(path.parent)]
+        folders = [path.parent for path in root.glob("*/recipe.yaml")]
+        found = [cls(path) for path in folders if cls.exists(path) and not _is_sweep(path)]
         # Of runs that began within one second, the longer name is the later one: digits-…, then digits-…-2.
         return sorted(found, key=lambda run: (run._started, len(run.path.name), run.path.name))
 
@@ -72,7 +74,7 @@ class Run:
     def _started(self) -> str:
         try:
             return str(self.record.get("started", ""))
-        except UserError:
+        except (UserError, OSError):
             return ""
 
     @property
@@ -83,7 +85,7 @@ class Run:
     @property
     def record(self) -> dict[str, Any]:
         """run.json: provenance, decisions and status."""
-        return self.directory.read()
+        return checked(self.directory.read(), self.directory.record)
 
     @property
     def status(self) -> str:
@@ -227,7 +229,7 @@ class Run:
         unknown = ("name", "epoch", "step", "num_steps", "best", "started", "seconds", "weights_sha256")
         try:
             return self.summary()
-        except UserError as error:
+        except (UserError, OSError) as error:
             nothing = dict.fromkeys(unknown)
             return {"path": str(self.path), "status": "damaged", "message": str(error), "metrics": {}, **nothing}
 

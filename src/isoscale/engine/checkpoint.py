@@ -17,7 +17,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -316,11 +316,22 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    tensors = load_file(path)
-    with safe_open(path, "pt") as file:
-        pairs = json.loads((file.metadata() or {}).get(_PAIRS, "[]"))
+    with _named_in_text(path) as name:
+        tensors = load_file(name)
+        with safe_open(name, "pt") as file:
+            pairs = json.loads((file.metadata() or {}).get(_PAIRS, "[]"))
     # cloned, because a file is mapped at places where a complex number must not begin: reading it there is a fault
     return {name: torch.view_as_complex(each.clone()) if name in pairs else each for name, each in tensors.items()}
+
+
+@contextmanager
+def _named_in_text(path: Path) -> Iterator[str]:
+    """A name of a file that safetensors takes: it reads none whose path has bytes that are no text."""
+    if os.fsencode(path) == str(path).encode(errors="replace"):
+        yield str(path)
+        return
+    with path.open("rb") as file:
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _write_manifest(folder: Path, step: int, state: Staged, best: bool) -> None:

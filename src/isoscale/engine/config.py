@@ -8,6 +8,8 @@ from isoscale.config import Config, OpenConfig
 from isoscale.engine.cadence import CadenceText
 
 Positive = Annotated[int, Field(ge=1)]
+MOST_THREADS = 1024
+"""More than any processor has; the library that starts them ends the process where the system gives it too few."""
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Limit = Positive | Fraction | None
 """A number of batches (an integer) or a fraction of them (0 < x <= 1, written with a point)."""
@@ -167,7 +169,7 @@ class Train(Config):
     stop_after: Duration | None = None
     """Save and exit with code 75 when this start has run so long, such as "02:30:00"; a little before, so that the
     checkpoint is written in time. The end of a Slurm job is such a limit by itself."""
-    threads: Positive | Literal["auto"] = "auto"
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     """CPU threads for tensor operations; auto takes the cores of the process, and 1 with `parallel.reduce: tree`, whose
     bits must not depend on how many ranks share the cores. Decided at the first start and kept."""
 

@@ -9,8 +9,9 @@ import torch
 from isoscale.data.config import Data
 from isoscale.data.residency import Residency
 from isoscale.engine import accelerator, precision
-from isoscale.engine.config import Checkpoint, Optimizer, Schedule, Train
+from isoscale.engine.config import MOST_THREADS, Checkpoint, Optimizer, Schedule, Train
 from isoscale.engine.optimizers import OptimizerPath, choose_path
+from isoscale.errors import UserError
 from isoscale.observe.config import Observe
 from isoscale.parallel.config import Parallel
 
@@ -87,7 +88,11 @@ def threads_asked(settings: Settings) -> int | None:
     if settings.parallel.reduce == "tree":
         return 1
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() and int(asked) > 0 else None
+    if not asked.isdecimal() or int(asked) == 0:
+        return None
+    if int(asked) > MOST_THREADS:
+        raise UserError(f"OMP_NUM_THREADS is {asked}, expected at most {MOST_THREADS}; unset it to take all cores")
+    return int(asked)
 
 
 def _own_cores() -> int:

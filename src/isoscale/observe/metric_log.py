@@ -64,12 +64,15 @@ class MetricLog:
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """All values in the order written; empty when nothing was logged yet, without a torn last line."""
     path = Path(path)
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(_parsed(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             # The writer was killed in the middle of the last line; a continued run logs that value again.
             if number < len(lines):
                 raise UserError(
@@ -104,7 +107,8 @@ def _parsed(line: bytes) -> dict[str, Any]:
     row = json.loads(line)
     text = row.pop("text", None)
     value = float(row["value"] if text is None else text)
-    return {**row, "step": int(row["step"]), "name": str(row["name"]), "value": value}
+    when = {key: kind(row[key]) for key, kind in (("epoch", int), ("time", float)) if row.get(key) is not None}
+    return {**row, **when, "step": int(row["step"]), "name": str(row["name"]), "value": value}
 
 
 def _whole_lines(path: Path) -> int:

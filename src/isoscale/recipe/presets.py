@@ -63,7 +63,9 @@ def locate(source: str | Path, folder: Path, origin: str | None = None) -> Locat
     presets = _presets()
     if isinstance(source, str) and source in presets:
         return Location(f"{source}.yaml", source.rpartition("/")[2], presets[source], folder)
-    path = Path(os.path.normpath(folder / Path(source).expanduser()))
+    path = Path(os.path.normpath(folder / source))
+    if not path.exists():  # a folder may well be called ~x
+        path = Path(os.path.normpath(folder / os.path.expanduser(source)))
     if str(source).strip() and path.suffix.lower() in SUFFIXES and path.is_file():
         return Location(str(path), path.stem, path, path.parent)
     raise RecipeError([_not_found(str(source), path, list(presets), origin)])

@@ -140,7 +140,7 @@ def read_all(runs: Sequence[Run]) -> list[Facts]:
 def _read_if_readable(run: Run, label: str) -> Facts:
     try:
         return read(run, label)
-    except UserError as error:
+    except (UserError, OSError) as error:
         return Facts(run, label, damage=str(error))
 
 

@@ -41,7 +41,14 @@ def write_report(
     found = run if isinstance(run, Run) else Run.find(str(run))
     target = Path(path) if path is not None else found.path / "report.html"
     _check_path(target)
-    text = page(read(found), role, diff)
+    facts = read(found)
+    try:
+        text = page(facts, role, diff)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        found_there = f"{type(error).__name__}: {error}"
+        raise UserError(f"{found.directory.record} does not hold what a run writes there: {found_there}") from error
     with failures_in_words(target):
         write_aside(target, text.encode("utf-8", "replace"))
     return target

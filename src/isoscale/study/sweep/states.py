@@ -84,7 +84,7 @@ def state_of(sweep: Sweep, point: Point, logged: Logged | None = None) -> State:
     run = Run(sweep.folder(point))
     try:
         record, status, message = run.record, run.status, run.message
-    except UserError as error:
+    except (UserError, OSError) as error:
         return State(point, "damaged", message=str(error))
     job = (record.get("job") or {}).get("id")
     if status == SUBMITTED:
@@ -139,13 +139,14 @@ def summary_of(path: Path) -> dict[str, Any]:
     try:
         sweep = Sweep.read(path)
         states = states_of(sweep)
-    except UserError as error:
-        return {**nothing, "status": "damaged", "message": str(error)}
-    best = best_first(sweep, states)[0].best
-    return {
-        **nothing, "name": sweep.record["name"], "status": counts(states), "started": sweep.record["started"],
-        "best": None if best is None else {"name": sweep.record["monitor"], "value": best, "step": None},
-    }  # fmt: skip
+        best = best_first(sweep, states)[0].best
+        return {
+            **nothing, "name": sweep.record["name"], "status": counts(states), "started": sweep.record["started"],
+            "best": None if best is None else {"name": sweep.record["monitor"], "value": best, "step": None},
+        }  # fmt: skip
+    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:  # its file may hold anything
+        words = str(error) if isinstance(error, UserError) else f"{path} is damaged: {type(error).__name__}: {error}"
+        return {**nothing, "status": "damaged", "message": words}
 
 
 @dataclass(frozen=True)
