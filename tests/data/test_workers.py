@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import isoscale
+from isoscale import signals
 from isoscale.data import workers
 from isoscale.data.batches import BatchPlan, tensors_of
 from isoscale.data.feed import Part
@@ -443,7 +444,7 @@ def test_workers_ignore_the_signals_that_stop_a_training():
     feed = in_order(Slow({}), 2)
     feed.parts(0)
     for pid in children():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in signals.ALL:
             os.kill(pid, number)
     assert len(delivered(feed, range(1, 20))) == 19
 
