@@ -26,6 +26,7 @@ from isoscale import signals
 from isoscale.data import workers
 from isoscale.data.batches import BatchPlan, tensors_of
 from isoscale.data.feed import Part
+from isoscale.data.hanging import Pulse
 from isoscale.data.host_feed import HostFeed
 from isoscale.data.order import Order
 from isoscale.data.samples import InProcess
@@ -504,7 +505,7 @@ def test_all_workers_end_though_another_thread_has_learned_first_that_one_did(mo
     for _ in range(2):
         process = context.Process(target=time.sleep, args=(100,))
         process.start()
-        both.append(Worker(process, context.Pipe()[0]))
+        both.append(Worker(process, context.Pipe()[0], Pulse(context)))
     pids = [worker.process.pid for worker in both]
     os.kill(pids[0], signal.SIGKILL)
     os.waitpid(pids[0], 0)  # as a thread does that waits for the exit code, before it has written it down
