@@ -27,7 +27,7 @@ def explain(session: "Session", observers: Observers, error: NotFinite) -> None:
 def _diagnose(session: "Session", observers: Observers, since: int) -> list[str]:
     engine, directory = session.engine, session.directory
     newest = directory.checkpoints().newest() if directory else None
-    state = newest[1] if newest else None
+    state = newest[1] if newest and newest[1][1]["progress"]["step"] < engine.progress.step else None
     lost = state is None and session.given is not None  # the first weights, of which nobody has a copy
     first = state[1]["progress"]["step"] if state else since if lost else 0
     until = engine.progress.step

@@ -96,8 +96,8 @@ def hearing(handler: Handler) -> Iterator[None]:
         yield
     finally:
         _Process.num_hearing -= bool(before)
-        for number, found in before.items():
-            signal.signal(number, found if _Process.num_hearing else _afterwards(number, found))
+        for each, found in before.items():
+            signal.signal(each, found if _Process.num_hearing else _afterwards(each, found))
 
 
 def own_process() -> None:

@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import isoscale
+from isoscale import signals
 from isoscale.data import workers
 from isoscale.data.batches import BatchPlan, tensors_of
 from isoscale.data.feed import Part
+from isoscale.data.hanging import Pulse
 from isoscale.data.host_feed import HostFeed
 from isoscale.data.order import Order
 from isoscale.data.samples import InProcess
@@ -443,7 +445,7 @@ def test_workers_ignore_the_signals_that_stop_a_training():
     feed = in_order(Slow({}), 2)
     feed.parts(0)
     for pid in children():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in signals.ALL:
             os.kill(pid, number)
     assert len(delivered(feed, range(1, 20))) == 19
 
@@ -503,7 +505,7 @@ def test_all_workers_end_though_another_thread_has_learned_first_that_one_did(mo
     for _ in range(2):
         process = context.Process(target=time.sleep, args=(100,))
         process.start()
-        both.append(Worker(process, context.Pipe()[0]))
+        both.append(Worker(process, context.Pipe()[0], Pulse(context)))
     pids = [worker.process.pid for worker in both]
     os.kill(pids[0], signal.SIGKILL)
     os.waitpid(pids[0], 0)  # as a thread does that waits for the exit code, before it has written it down

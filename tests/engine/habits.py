@@ -687,6 +687,36 @@ class Replacing(Net):
             self.head.weight = nn.Parameter(torch.zeros(CLASSES, self.width))
 
 
+class ReplacedInFitStart(Net):
+    """A new head for a pretrained backbone, made when the optimizer has the old one."""
+
+    def on_fit_start(self) -> None:
+        self.head = nn.Linear(self.width, CLASSES)
+
+
+class ReplacedInTrainStart(Net):
+    def on_train_start(self) -> None:
+        self.backbone[0] = nn.Linear(FEATURES, self.width, bias=False)
+
+
+class NormedInFitStart(Net):
+    """A parametrisation that makes two parameters of one."""
+
+    def on_fit_start(self) -> None:
+        parametrizations.weight_norm(self.head)
+
+
+class OptimisedCopy(Net):
+    """An optimizer over a copy of the network, which is a part of the module too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied = copy.deepcopy(self.head)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.copied.parameters(), lr=0.1)
+
+
 class RegisteringLate(Net):
     def on_train_epoch_start(self) -> None:
         if self.current_epoch == 1:
@@ -724,6 +754,10 @@ REFUSED = {
     Growing: "parameters of the task changed in training \\(new: more.bias, more.weight\\)",
     PrunedInTraining: "new: head.weight_orig; gone: head.weight",
     Replacing: "head.weight was replaced by another parameter",
+    ReplacedInFitStart: "no longer in the task \\(head.weight, head.bias\\).*head.weight, head.bias.*configure_model",
+    ReplacedInTrainStart: "no longer in the task \\(backbone.0.weight\\)",
+    NormedInFitStart: "head.parametrizations.weight.original0",
+    OptimisedCopy: "none of the parameters that the optimizer has \\(copied.bias, copied.weight\\), but on backbone",
     RegisteringLate: "the buffer late was registered in training",
     Lazy: "late.weight has no shape yet",
     Unregistered: "optimises a tensor of shape \\(3,\\) that is no parameter",

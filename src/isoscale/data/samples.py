@@ -61,17 +61,26 @@ class SampleReader:
         self._collate = source.collate
         self._keys = derive_key(seed, "sample")
 
-    def fetch(self, request: Request, is_wanted: Callable[[], bool] = lambda: True) -> Batch:
-        """The samples asked for, collated; raises Unwanted between two of them once nobody waits for them."""
-        indices = request.samples
+    @property
+    def name(self) -> str:
+        """Of the dataset, for people."""
+        return type(self._dataset).__name__
+
+    def indices(self, samples: Tensor) -> Tensor:
+        """The places of samples in the dataset itself."""
         for subset in self._subsets:
-            indices = subset[indices]
+            samples = subset[samples]
+        return samples
+
+    def fetch(self, request: Request, is_wanted: Callable[[int], bool] = lambda index: True) -> Batch:
+        """The samples asked for, collated; raises Unwanted before one of them once nobody waits for them."""
+        indices = self.indices(request.samples)
         samples = []
         for index, seeds in zip(indices.tolist(), _seeds(self._keys, request.epochs, indices), strict=True):
-            if not is_wanted():
+            if not is_wanted(index):
                 raise Unwanted
             _seed_generators(*seeds)
-            with _noted(f"while reading sample {index} of {type(self._dataset).__name__}"):
+            with _noted(f"while reading sample {index} of {self.name}"):
                 samples.append(self._dataset[index])
         with _noted(f"while putting samples together, the first of them {indices[0]}"):
             return self._collate(samples)

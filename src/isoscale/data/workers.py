@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isoscale.data import hanging
 from isoscale.data.batches import Batch
 from isoscale.data.feed import Part
 from isoscale.data.samples import Request, SampleReader, Unwanted
@@ -105,6 +106,7 @@ class Worker:
 
     process: Any
     connection: Connection
+    pulse: hanging.Pulse
     asked: set[int] = field(default_factory=set)
     """Numbers of the parts that it has still to deliver."""
 
@@ -114,9 +116,14 @@ class WorkerPool:
 
     num_ahead = 2
 
-    def __init__(self, source: Source, seed: int, num_workers: int, method: StartMethod) -> None:
-        """The processes start with the first reading and stay until `close`."""
+    def __init__(
+        self, source: Source, seed: int, num_workers: int, method: StartMethod,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
+        """The processes start with the first reading and stay until `close`; `warn` is told of one that hangs."""
         self._source = source
+        self._reader = SampleReader(source, seed)
+        self._warn = warn
         self._seed = seed
         self._num_workers = num_workers
         self._method = method
@@ -162,11 +169,13 @@ class WorkerPool:
 
     def _begun(self, context: Any, life: Callable[..., None]) -> Worker:
         ours, theirs = context.Pipe()
-        arguments = (theirs, self._source, self._seed, self._wanted, torch.get_default_dtype(), os.getpid())
+        pulse = hanging.Pulse(context)
+        arguments = (theirs, self._source, self._seed, self._wanted, pulse, torch.get_default_dtype(), os.getpid())
         process = context.Process(target=life, args=arguments, name="isoscale-worker", daemon=True)
         process.start()
         theirs.close()
-        return Worker(process, ours)
+        pulse.is_started()
+        return Worker(process, ours, pulse)
 
     def read(self, requests: Iterator[Request]) -> Iterator[Part]:
         """The parts asked for, in that order, some of them read ahead; `begin` comes first."""
@@ -177,12 +186,29 @@ class WorkerPool:
                 request = next(requests)
                 waiting.append((self._ask(request), request.samples))
             number, samples = waiting.popleft()
-            while number not in arrived:
-                self._receive(arrived)
+            self._wait_for(number, samples, arrived)
             answer = arrived.pop(number)
             if isinstance(answer, Failure):
                 raise answer.error
             yield Part(answer, samples)
+
+    def _wait_for(self, number: int, samples: Tensor, arrived: dict[int, Batch | Failure]) -> None:
+        """Wait for a part, and name a worker that hangs meanwhile."""
+        if number in arrived:
+            return
+        waiting = hanging.Waiting()
+        worker = next(worker for worker in self._workers if number in worker.asked)
+        while number not in arrived:
+            self._receive(arrived)
+            if number not in arrived and waiting.is_due(worker.pulse):
+                asked = self._reader.indices(samples).tolist()
+                found = hanging.describe(worker.pulse, worker.process.pid, asked, self._reader.name)
+                self._warn(f"{self._name(worker)} {found}")
+        if waiting.ended:
+            self._warn(f"{self._name(worker)} {waiting.ended}")
+
+    def _name(self, worker: Worker) -> str:
+        return f"worker process {self._workers.index(worker) + 1} of {self._num_workers} (process {worker.process.pid})"
 
     def _ask(self, request: Request) -> int:
         worker = min(self._workers, key=lambda worker: len(worker.asked))
@@ -215,11 +241,7 @@ class WorkerPool:
 
     def _died(self, worker: Worker) -> UserError:
         worker.process.join(1)
-        place = self._workers.index(worker) + 1
-        return UserError(
-            f"worker process {place} of {self._num_workers} (process {worker.process.pid}), which reads the dataset, "
-            f"{_end_in_words(worker.process.exitcode)}"
-        )
+        return UserError(f"{self._name(worker)}, which reads the dataset, {_end_in_words(worker.process.exitcode)}")
 
     def interrupt(self) -> None:
         """End a reading that is under way in another thread."""
@@ -252,6 +274,7 @@ def end_workers(workers: list[Worker], wanted: Any) -> None:
         with socket.socket(fileno=os.dup(worker.connection.fileno())) as end, suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)  # closing is not enough: processes that were forked later have it open too
         worker.connection.close()
+        worker.pulse.close()
     deadline = time.monotonic() + GRACE_SECONDS
     for worker in workers:
         worker.process.join(max(0.0, deadline - time.monotonic()))
@@ -308,7 +331,10 @@ def _forget_safe_path() -> None:
         del os.environ["PYTHONSAFEPATH"]
 
 
-def work(connection: Connection, source: Source, seed: int, wanted: Any, dtype: torch.dtype, parent: int) -> None:
+def work(
+    connection: Connection, source: Source, seed: int, wanted: Any, pulse: hanging.Pulse, dtype: torch.dtype,
+    parent: int,
+) -> None:  # fmt: skip
     """The life of a worker process: read what is asked for, while it is wanted, until the training hangs up."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -317,10 +343,11 @@ def work(connection: Connection, source: Source, seed: int, wanted: Any, dtype: 
     _forget_safe_path()
     torch.set_num_threads(1)
     torch.set_default_dtype(dtype)
+    pulse.begin()
     reader = SampleReader(source, seed)
     with suppress(EOFError, ConnectionError):
         while wanted.value != _CLOSED:
-            _serve(connection, reader, wanted)
+            _serve(connection, reader, wanted, pulse)
 
 
 def work_and_say_so(connection: Connection, *arguments: Any) -> None:
@@ -337,14 +364,19 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _serve(connection: Connection, reader: SampleReader, wanted: Any) -> None:
+def _serve(connection: Connection, reader: SampleReader, wanted: Any, pulse: hanging.Pulse) -> None:
     number, samples, epochs = pickle.loads(connection.recv_bytes())
     request = Request(torch.from_numpy(samples), torch.from_numpy(epochs))
+
+    def is_wanted(index: int) -> bool:
+        pulse.reads(index)
+        return bool(wanted.value <= number)
+
     with suppress(Unwanted):
-        _send(connection, number, _packed(reader, request, lambda: wanted.value <= number))
+        _send(connection, number, _packed(reader, request, is_wanted))
 
 
-def _packed(reader: SampleReader, request: Request, is_wanted: Callable[[], bool]) -> Packed:
+def _packed(reader: SampleReader, request: Request, is_wanted: Callable[[int], bool]) -> Packed:
     try:
         batch = reader.fetch(request, is_wanted)
     except Unwanted:

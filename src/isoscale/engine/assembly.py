@@ -51,6 +51,7 @@ class Assembly:
     train: Role
     train_stage: Stage
     average: Average | None
+    optimizers: list[Any]
     configured: lightning.Configured | None
     transforms: Sequence[Callable[[Batch], Batch]]
     extra: ExtraState
@@ -102,7 +103,7 @@ def check_parameters(before: dict[str, nn.Parameter], now: dict[str, nn.Paramete
         raise UserError(
             f"the parameters of the task changed in training ({what}), so that its checkpoints would not fit it any "
             "more; make all parameters (layers, masks of pruning, parametrisations) before training begins, in "
-            "__init__, setup or on_fit_start. They may be frozen and unfrozen at any time (requires_grad_)"
+            "__init__, setup or configure_model. They may be frozen and unfrozen at any time (requires_grad_)"
         )
     for name in (name for name, parameter in now.items() if parameter is not before[name]):
         raise UserError(
@@ -179,8 +180,8 @@ def _assemble(
             registry.register(name, part)
     forward = Forward(task, stage, transforms, precision)
     assembly = Assembly(
-        task, found, precision, random, registry, rate, train, stage, average, configured, transforms, extra,
-        reseeder(settings.seed, found),
+        task, found, precision, random, registry, rate, train, stage, average, optimizers, configured, transforms,
+        extra, reseeder(settings.seed, found),
     )  # fmt: skip
     assembly.program = ProgramMaker(
         assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer

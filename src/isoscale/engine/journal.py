@@ -35,6 +35,17 @@ class NotFinite(UserError):
         )
 
 
+class NothingTrained(NotFinite):
+    """All steps of a training were left out."""
+
+    def __init__(self, step: int) -> None:
+        """There were so many."""
+        super().__init__(0, step, math.nan)
+        steps = "the only step was" if step == 1 else f"all {step:,} steps were"
+        self.what = f"nothing was trained: {steps} left out, because a loss or gradient was NaN or infinite (train.nan)"
+        self.args = (f"{self.what}. Look for bad samples in the data, or try train.nan=stop, which names the first",)
+
+
 @dataclass
 class _Pending:
     step: int
@@ -56,7 +67,8 @@ class Journal:
         self._stage = stage
         self._observers = observers
         self._flags = (soundness.latch, soundness.count) if soundness is not None else ()
-        self._mended = self._in_a_row = 0
+        self._soundness = soundness
+        self._mended = self._in_a_row = self._mended_before = 0
         self._pending: _Pending | None = None
         self._before: dict[str, tuple[float, float]] = {}
         self._last: tuple[int, int] = (0, 0)
@@ -162,10 +174,27 @@ class Journal:
         named = {f"{stage.full_name(name)}_epoch": value for name, value in values.items()}
         return {**named, **{name: value for name, value in values.items() if name in stage.of_epoch}}
 
-    def end_epoch(self) -> dict[str, float]:
-        """The means over the epoch, and start counting anew."""
+    def check_trained(self, step: int) -> None:
+        """At the end, after so many steps: refuse to call it a training where all of them were left out."""
+        if step and self._leaves_out and self._stage.recorder.read(*self._flags).count >= step:
+            raise NothingTrained(step)
+
+    @property
+    def _leaves_out(self) -> bool:
+        return self._soundness is not None and self._soundness.policy != "zero"
+
+    def end_epoch(self, epoch: int, num_steps: int) -> dict[str, float]:
+        """The means over an epoch of so many steps, and start counting anew."""
         self.flush()
-        values = self._stage.recorder.shown(means(self._stage.recorder.read().pairs()))
+        reading = self._stage.recorder.read(*self._flags)
+        if self._leaves_out and reading.count - self._mended_before >= num_steps:
+            self._observers.note(
+                f"no step of epoch {epoch} counts: the losses or gradients of all {num_steps} were NaN or infinite, so "
+                "that the weights are those of the epoch before",
+                "warning",
+            )
+        self._mended_before = reading.count
+        values = self._stage.recorder.shown(means(reading.pairs()))
         values.update(self._stage.take_metrics())
         self._stage.recorder.reset()
         self._before = {}
@@ -181,10 +210,11 @@ class Journal:
         """Where the running window began."""
         self.flush()
         before = {name: list(pair) for name, pair in self._before.items()}
-        return {}, {"before": before, "last": list(self._last), "mended": self._mended}
+        mended = {"mended": self._mended, "mended_before": self._mended_before}
+        return {}, {"before": before, "last": list(self._last), **mended}
 
     def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
         """Take over a state."""
         self._before = {name: (pair[0], pair[1]) for name, pair in values["before"].items()}
         self._last = values["last"][0], values["last"][1]
-        self._mended = values.get("mended", 0)
+        self._mended, self._mended_before = values.get("mended", 0), values.get("mended_before", 0)

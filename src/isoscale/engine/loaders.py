@@ -5,8 +5,10 @@ where the loader would drop a last, smaller batch.
 """
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -268,14 +270,15 @@ def read_dataset(
     if isinstance(role.feed, HostFeed) and is_dataset(role.source):
         loaded = role.loaded.role(name) if role.loaded is not None else None
         cores = max(1, int(usable_cores() / ranks.num_here))
-        role.feed.read_with(_fetcher(role.source, loaded, settings, device, say, cores))
+        warn = partial(_warn, say, ranks)
+        role.feed.read_with(_fetcher(role.source, loaded, settings, device, say, cores, warn))
     elif name == "train" and settings.data.workers not in ("auto", 0):
         say("data.workers is not used: worker processes are for a Dataset, which is read sample by sample")
 
 
 def _fetcher(
     source: Source, loaded: Loaded | None, settings: Settings, device: torch.device, say: Callable[[str], None],
-    cores: int,
+    cores: int, warn: Callable[[str], None],
 ) -> Fetcher:  # fmt: skip
     asked, method = settings.data.workers, start_method(device)
     count = count_workers(asked, loaded.num_workers if loaded else None, cores)
@@ -291,4 +294,11 @@ def _fetcher(
         return InProcess(source, settings.seed)
     if loaded is not None and loaded.prepares_workers:
         say("the loader's worker_init_fn is not called: every sample has its own seeds")
-    return WorkerPool(source, settings.seed, count, method)
+    return WorkerPool(source, settings.seed, count, method, warn)
+
+
+def _warn(say: Callable[..., None], ranks: Ranks, text: str) -> None:
+    """Tell the user; of a rank whose words are not shown, whoever keeps its stderr."""
+    say(text, "warning")
+    if not ranks.is_first:
+        print(f"{ranks.name(ranks.rank)}: {text}", file=sys.stderr, flush=True)

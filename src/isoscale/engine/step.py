@@ -24,6 +24,7 @@ from isoscale.engine.soundness import Soundness
 from isoscale.engine.spread import Spread
 from isoscale.engine.stage import Stage
 from isoscale.engine.target_units import TargetUnits
+from isoscale.engine.untrained import optimised
 from isoscale.errors import UserError
 from isoscale.parallel.ranks import Ranks
 from isoscale.parallel.reduction import Reducer
@@ -174,6 +175,8 @@ class Step:
         """What ranks have agreed on, by which parameters require gradients."""
         self._one: Tensor | None = None
         self._size = 1
+        self.reaches = False
+        """Whether a loss so far had a gradient for one of the parameters that the optimizers have."""
         self._steps = [plain_step(optimizer) if self.plain else optimizer.step for optimizer in self.optimizers]
 
     def __call__(
@@ -201,6 +204,8 @@ class Step:
             self._at_once(shards[0][0], number, batch_idx, weights)
         else:
             self._in_parts(shards, number, batch_idx, weights)
+        if not self.reaches:
+            self.reaches = any(each.grad is not None for each in optimised(self.optimizers))
         if self.reseed is None:  # inside a capture, where the host's time does not count
             with Spread():
                 self._update()

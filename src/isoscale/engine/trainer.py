@@ -54,6 +54,7 @@ from isoscale.engine.staging import Staged
 from isoscale.engine.stop import StopRequest, deadline
 from isoscale.engine.task import Task
 from isoscale.engine.training_data import TrainingData, adapted
+from isoscale.engine.untrained import check_replaced, named, not_optimised, refuse_unreached
 from isoscale.engine.verify import verify
 from isoscale.errors import Stopped, UserError
 from isoscale.observe.events import EpochEnded
@@ -135,6 +136,7 @@ class Trainer:
             )  # fmt: skip
         if self.decided.reduce != "tree":
             self._share_batch_norms(task)
+        self._made = dict(task.named_parameters())
         self._connect()
         self._register()
 
@@ -281,6 +283,7 @@ class Trainer:
             self._get_ready()
             self._settle()
             call_hook(self.parts.task, "on_fit_start")
+            self._check_optimised()
             self._resume()
             verify(self.parts.registry, self.ranks, self.progress.step)
             self._verified = self.progress.step
@@ -298,6 +301,7 @@ class Trainer:
         call_hook(self.parts.task, "on_train_start")
         if self.progress.step % self.train.plan.steps_per_epoch:
             call_hook(self.parts.task, "on_train_epoch_start")
+        self._check_optimised()
         self.parts.train_stage.forget()
         self.parts.registry.load(*self._saved)
         lightning.remember(self.parts.task, self.progress.values)
@@ -323,6 +327,8 @@ class Trainer:
         if self._saved is None:
             call_hook(task, "on_train_start")
         self._saved = None
+        self._check_optimised()
+        self._tell_not_optimised()
         self.parts.train_stage.enter()
         self._parameters, self._buffers = dict(task.named_parameters()), buffer_names(task)
         self._tell_modes()
@@ -343,12 +349,14 @@ class Trainer:
             self._stop_here()
         if self.agreed.stopped and progress.step < plan.num_steps and not progress.ended:
             self._stop_here()
+        self._check_trained()
         call_hook(task, "on_train_end")
         call_hook(task, "on_fit_end")
 
     def _advance(self, boundary: int) -> None:
         """Train up to a boundary, or to where a trace ends before it."""
         progress, profile = self.progress, self.profile
+        began = progress.step
         check_parameters(self._parameters, dict(self.parts.task.named_parameters()))
         if self.parts.step is not None:
             self.parts.step.notice_listeners()
@@ -366,6 +374,10 @@ class Trainer:
             profile.settle()
         with timed(profile, "logging"):
             self.journal.flush()
+        if self.parts.step is not None and not self.parts.step.reaches and progress.step > began:
+            refuse_unreached(self.parts.task, self.parts.optimizers)
+        if progress.step >= self.plan.num_steps:
+            check_parameters(self._parameters, dict(self.parts.task.named_parameters()))
 
     def _guarded(self, boundary: int) -> tuple[int, bool]:
         """Leave out steps that are not finite where the run has rolled back: up to where, and whether that is here."""
@@ -422,7 +434,7 @@ class Trainer:
                 lightning.remember(self.parts.task, self.journal.epoch_so_far())
                 call_hook(self.parts.task, "on_train_epoch_end")
                 self.parts.train_stage.flush_together(self.train.plan.batch_size, self.ranks)
-            of_epoch = self.journal.end_epoch()
+            of_epoch = self.journal.end_epoch(epoch, self.train.plan.steps_per_epoch)
             values, watched = {**of_epoch, **values}, {**of_epoch, **watched}
             if self.parts.configured:
                 self.parts.configured.after_epoch(epoch + 1, values)
@@ -453,6 +465,29 @@ class Trainer:
             self.observers.note(
                 f"in eval mode when training begins, and left so: {names}{' …' * (len(outermost) > 4)} (no dropout, no "
                 "new batch norm statistics; module.train() changes that)"
+            )
+
+    def _check_optimised(self) -> None:
+        check_replaced(self.parts.task, self.parts.optimizers, self._made)
+
+    def _tell_not_optimised(self) -> None:
+        """Say which parameters no optimizer has: that may be meant, or forgotten."""
+        names = not_optimised(self.parts.task, self.parts.optimizers)
+        if names and not self.progress.step:
+            self.observers.note(
+                f"in no optimizer, and so not trained: {named(names)} (requires_grad_(False) says that this is meant)"
+            )
+
+    def _check_trained(self) -> None:
+        """Do not call it a training where nothing has changed any weights."""
+        self.journal.check_trained(self.progress.step)
+        configured = self.parts.configured
+        if self.parts.step is None and configured is not None and not configured.updates and self.progress.step:
+            self.observers.note(
+                "training_step is to update the weights itself (automatic_optimization = False), and in "
+                f"{self.progress.step:,} steps no optimizer of configure_optimizers made one: call "
+                "self.optimizers().step() there, unless the weights are changed in another way",
+                "warning",
             )
 
     def _tell_unsaved(self) -> None:
