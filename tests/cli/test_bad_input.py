@@ -325,3 +325,24 @@ def test_a_full_disk_is_named_and_the_checkpoints_are_called_intact(tmp_path: Pa
     failed = run_in_small_space(tmp_path, "train", "task.model.widths=[64, 300, 300, 10]", "checkpoint.every=1 steps")
     assert failed.returncode == 2, failed.stderr
     assert "No space left on device" in failed.stderr and "Traceback" not in failed.stderr
+
+
+SCIENCE = {
+    "energies without a spacing": (("electronic/be2", "task.energies.spacing=-1.0"), "expected at least 2 of them"),
+    "no loss": (("electronic/be2", "task.loss=3"), "is no loss or metric: give a name, such as mse"),
+    "a cutoff beyond all atoms": (
+        ("potentials/water", "task.model.descriptor.cutoff=1e300"),
+        "expected a distance in Å, such as 6.0",
+    ),
+    "a negative width of a potential": (
+        ("potentials/water", "task.model.fitting_widths=[240, -1]"),
+        "fitting_widths is [240, -1]: expected whole numbers above 0",
+    ),
+    "channels below one": (("images/mnist", "task.model.widths=[784, 0, 10]"), "expected whole numbers above 0"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), SCIENCE.values(), ids=SCIENCE)
+def test_a_value_that_a_science_cannot_use_is_refused_before_its_data_is_read(isoscale, words, message):
+    refused = isoscale("train", *words, "--log-level", "error")
+    assert refused.code == 2 and message in refused.err and "Traceback" not in refused.err

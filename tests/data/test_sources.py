@@ -289,7 +289,7 @@ def test_a_role_without_samples_is_not_there():
         ({"train": 8, "val": 3}, "asks for 11 samples .*but there are 10"),
         ({"train": 8, "val": 0.5}, "asks for 13 samples .*but there are 10"),
         ({"train": -1}, "split.train is -1; expected a fraction such as 0.8"),
-        ({"train": 0.5, "val": -0.1}, "split.val is -0.1; it must not be negative"),
+        ({"train": 0.5, "val": -0.1}, "split.val is -0.1; expected a fraction such as 0.8"),
     ],
 )
 def test_a_split_that_cannot_be_is_refused(parts, message):

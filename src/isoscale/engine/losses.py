@@ -226,6 +226,8 @@ def _is_one(function: Any, known: tuple[Any, ...]) -> bool:
 
 def _returning_pair(function: Callable[..., Any]) -> Criterion:
     """Torch's own losses get targets in the form that they want; others as they are."""
+    if not callable(function):
+        raise UserError(f"{function!r} is no loss or metric: give a name, such as mse or cross_entropy, or a function")
     of_classes, of_numbers = _is_one(function, _CLASSES), _is_one(function, _NUMBERS)
 
     def criterion(prediction: Tensor, target: Tensor) -> Pair:

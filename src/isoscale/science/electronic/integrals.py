@@ -14,11 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isoscale.errors import UserError
+
 BOLTZMANN = 8.617330337217213e-05
 """eV/K."""
 REACH = 40.0
 PIECE = 3.0
 NUM_NODES = 12
+LARGEST = 1e6
+"""No energy of an electron in a material is as far away, in eV."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,14 @@ class EnergyGrid:
     size: int
     spacing: float
     offset: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no grid."""
+        if not (self.size >= 2 and 0 < self.spacing < LARGEST and abs(self.offset) < LARGEST):
+            raise UserError(
+                f"energies have size {self.size}, spacing {self.spacing} and offset {self.offset}; expected at least 2 "
+                "of them, a spacing above 0 and an offset, both in eV, such as {size: 11, spacing: 2.5, offset: -5.0}"
+            )
 
     def energies(self, device: torch.device | None = None) -> Tensor:
         """All of them."""

@@ -15,6 +15,8 @@ from isoscale.science.potentials.layers import Curve
 
 LEAST_SCALE = 0.01
 """Statistics below it, as where all neighbours are alike, would blow up rounding."""
+MOST_CUTOFF = 100.0
+"""In Å; to look for neighbours farther away would take forever."""
 DTYPES = {"64": torch.float64, "32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -74,6 +76,8 @@ class SeE2A(Descriptor):
         if not 0 <= smooth < cutoff:
             raise UserError(f"smooth is {smooth} and cutoff is {cutoff}: neighbours fade between the two, so that "
                             "smooth must be less than cutoff")  # fmt: skip
+        if cutoff > MOST_CUTOFF:
+            raise UserError(f"cutoff is {cutoff}: expected a distance in Å, such as 6.0, and at most {MOST_CUTOFF}")
         widths = check_widths("widths", widths)
         if not 1 <= axis_width <= widths[-1]:
             raise UserError(f"axis_width is {axis_width}: expected 1 to {widths[-1]}, the last of widths")
