@@ -60,11 +60,11 @@ def _spec(name: str, path: Sequence[str], top: bool) -> ModuleSpec | None:
 
 def _folders(spec: ModuleSpec, part: str, path: Sequence[str]) -> list[str]:
     """Where the modules inside a package are."""
-    if spec.submodule_search_locations is None:
+    found = spec.submodule_search_locations
+    if found is None:
         return []
-    if spec.origin is None:  # a package without a file, which Python puts together from all folders of that name
-        try:
-            return list(spec.submodule_search_locations)
-        except KeyError:  # it asks the package around it, which nobody has imported
-            return [os.path.join(entry, part) for entry in path if os.path.isdir(os.path.join(entry, part))]
-    return list(spec.submodule_search_locations)
+    if isinstance(found, list):
+        return found
+    # A package without a file, which Python puts together from all folders of that name; to look at what it says would
+    # ask the package around it, which nobody has imported.
+    return [os.path.join(entry, part) for entry in path if os.path.isdir(os.path.join(entry, part))]
