@@ -64,7 +64,7 @@ def _spec(name: str, path: Sequence[str], top: bool) -> ModuleSpec | None:
 
 def _folders(spec: ModuleSpec, part: str, path: Sequence[str]) -> list[str]:
     """Where the modules inside a package are."""
-    found = spec.submodule_search_locations
+    found: Sequence[str] | None = spec.submodule_search_locations
     if found is None:
         return []
     if isinstance(found, list):

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from isoscale.data.mixture import AUTO_SIZE
 from isoscale.data.shards import check_world
 from isoscale.engine.run_directory import ROOT, RunDirectory, command_line, provenance, write_aside
+from isoscale.engine.seal import is_sealed, seal
 from isoscale.errors import UserError
 from isoscale.observe.files import failures_in_words
 from isoscale.parallel.reduction import check_shards, tree_shards
@@ -107,6 +108,8 @@ class Study:
     job: dict[str, Any] | None = None
     """What was asked of Slurm, and the number of the last job; None on this machine."""
     measurements: list[Measurement] = field(default_factory=list)
+    is_own: bool = True
+    """Whether it was written by this user."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -114,8 +117,10 @@ class Study:
         file = path / "scale.json"
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
+            sealed = values.pop("seal", "")
+            is_own = is_sealed(json.dumps(values), sealed)
             found = [Measurement(**entry) for entry in values.pop("measurements")]
-            return cls(path=path, measurements=found, **values)
+            return cls(path=path, measurements=found, is_own=is_own, **values)
         except FileNotFoundError:
             raise UserError(
                 f"there is no {file}; `isoscale scale RECIPE --ranks 1,2,4` begins a study, and says where it is"
@@ -125,7 +130,8 @@ class Study:
 
     def write(self) -> None:
         """Put scale.json in its directory."""
-        values = {key: value for key, value in asdict(self).items() if key != "path"}
+        values = {key: value for key, value in asdict(self).items() if key not in ("path", "is_own")}
+        values["seal"] = seal(json.dumps(values))
         with failures_in_words(self.path / "scale.json"):
             write_aside(self.path / "scale.json", json.dumps(values, indent=1))
 
