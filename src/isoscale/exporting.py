@@ -161,7 +161,8 @@ def _metadata(run: Run, checkpoint: str | None) -> dict[str, str]:
     values = {key: value for key, value in loaded.values.items() if key != "sweep"}
     recipe = json.dumps(values)
     return {
-        "isoscale": __version__, "run": visible(run.path.name), "step": str(step), "recipe": recipe, "seal": seal(recipe)
+        "isoscale": __version__, "run": visible(run.path.name), "step": str(step), "recipe": recipe,
+        "seal": seal(recipe),
     }  # fmt: skip
 
 

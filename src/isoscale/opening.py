@@ -11,7 +11,7 @@ from isoscale.launch import stretches
 from isoscale.parallel import environment, preflight, world
 from isoscale.recipe.compare import describe, differences, harmful
 from isoscale.recipe.importing.reading import split
-from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, to_build
+from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, to_train
 from isoscale.recipe.trust import Trust
 from isoscale.session import Given, Session
 
@@ -76,7 +76,7 @@ def _found(
         raise UserError(f"{directory.path} is a file, and a run needs a directory; choose another one with --run DIR")
     if directory is not None and directory.path.exists() and not directory.is_free:
         raise UserError(f"{directory.path} is not empty and holds no run; choose another directory with --run DIR")
-    loaded = to_build(load_recipe(source, overrides, check_components=check, trust=trust), trust)
+    loaded = to_train(load_recipe(source, overrides, check_components=check, trust=trust), trust)
     if not save:
         return Session(loaded, None, given=given, profile=profile)
     job = stretches.slurm_job()
@@ -129,7 +129,7 @@ def _continued(
         directory.recipe if source is None else source, overrides, check_components=given is None,
         world=_first_world(record), trust=trust,
     )  # fmt: skip
-    to_build(wanted, trust)
+    to_train(wanted, trust)
     changes = [change for change in differences(stored.values, wanted.values) if change.path != ("name",)]
     refused = harmful(changes)
     if refused:

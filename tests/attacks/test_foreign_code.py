@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -366,6 +367,65 @@ def test_a_foreign_study_measures_nothing(marker: Path) -> None:
         app(["scale", "--run", "foreign", "--measure", "1:1"], standalone_mode=False)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("activate", "touch $MARKER"),
+        ("container", "podman:evil"),
+        ("env", {"LD_PRELOAD": "evil.so"}),
+        ("directives", ["--wrap=evil"]),
+        ("modules", ["evil"]),
+    ],
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["submit", "--run", "foreign"],
+        ["submit", "foreign/recipe.yaml"],
+        ["sweep", "foreign/recipe.yaml", "seed=0,1", "--slurm"],
+        ["scale", "foreign/recipe.yaml", "--ranks", "1", "--slurm"],
+    ],
+    ids=["submit", "submit anew", "sweep", "scale"],
+)
+def test_no_job_does_what_a_foreign_recipe_says(foreign: Make, words: list[str], key: str, value: Any) -> None:
+    foreign(lambda values: values["launch"].update({key: value}))
+    with pytest.raises(UserError, match=f"launch.{key}.*--trust"):
+        app(words, standalone_mode=False)
+    app([*words, "--dry-run"], standalone_mode=False)
+
+
+def test_no_job_does_what_a_foreign_study_says(marker: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "")
+        study = begin(load_recipe("images/digits"), Question("strong", [1], 1, 2), Path("foreign"))
+        values = json.loads((study.path / "scale.json").read_text())
+        values["job"] = {"id": "1", "launch": {"activate": "evil"}}
+        (study.path / "scale.json").write_text(json.dumps(values))
+        with pytest.raises(UserError, match=r"launch.activate.*--trust"):
+            app(["scale", "--run", "foreign"], standalone_mode=False)
+
+
+def test_no_training_writes_where_a_foreign_run_says(foreign: Make, marker: Path) -> None:
+    run = foreign(lambda values: values["observe"].update(log_file=str(marker)))
+    with pytest.raises(UserError, match=r"observe.log_file.*--trust"):
+        isoscale.train(run=run, **{"train.epochs": 2})
+    isoscale.test(run)  # writes none
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("package", ["torchmetrics", "torchvision"])
+def test_a_file_with_the_name_of_a_package_is_not_taken_for_it(
+    marker: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    for module in [module for module in sys.modules if module.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    Path(f"{package}.py").write_text(EVIL)
+    Path("a.yaml").write_text(f"extends: images/digits\ntask: {{model: {package}.models.Net}}\n")
+    with pytest.raises(UserError):
+        app(["recipe", "check", "a.yaml"], standalone_mode=False)
+    assert not marker.exists()
+
+
 @pytest.fixture
 def module(marker: Path) -> Iterator[Path]:
     path = Path("checked_only.py")
@@ -410,7 +470,7 @@ def test_a_check_knows_arguments_without_running_anything(
             ("torchmetrics.classification.MulticlassAccuracy", True),
             ("torchmetrics.MeanMetric", True),
             ("torch.nn.functional.mse_loss", False),
-            ("torch.nn.Module.load_state_dict", False),
+            ("torch.nn:Module.load_state_dict", False),
             ("torch.load", False),
             ("torch.jit.load", False),
             ("isoscale.train", False),

@@ -150,7 +150,7 @@ def _measure_in_job(
     as_json: bool,
 ) -> None:  # fmt: skip
     from isoscale.launch.submission import is_own_environment
-    from isoscale.recipe.load import load_recipe, to_build
+    from isoscale.recipe.load import load_recipe, to_submit
     from isoscale.recipe.trust import Trust
     from isoscale.study.scale.job import Request
     from isoscale.study.scale.study import begin, check, planned
@@ -162,7 +162,7 @@ def _measure_in_job(
     if trust is Trust.CHECKED:
         echo(request.job(planned(loaded, question, run)).script(), end="")
         return
-    to_build(loaded, trust)
+    to_submit(loaded, trust)
     _submit_and_wait(begin(loaded, question, run), request, as_json)
 
 
@@ -208,8 +208,20 @@ def _go_on(path: Path, as_json: bool, is_trusted: bool) -> None:
         _show(study, as_json)
         _say(f"job {study.job['id']} is {found.state}: {found.reason}")
     else:
+        if not (study.is_own or is_trusted):
+            _refuse_job_of_others(study)
         request = scale_job.Request.of(Launch(**study.job["launch"]), study.ranks[-1])
         _submit_and_wait(study, request, as_json)
+
+
+def _refuse_job_of_others(study: "Study") -> None:
+    """Refuse what a job would do because somebody else has written it."""
+    from isoscale.recipe.problems import RecipeError
+    from isoscale.recipe.trust import Trust, job_problems
+
+    problems = job_problems(study.job or {}, [str(study.path / "scale.json")], Trust.NAMED)
+    if problems:
+        raise RecipeError(problems)
 
 
 def _show(study: "Study", as_json: bool) -> None:

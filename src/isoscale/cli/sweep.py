@@ -17,6 +17,7 @@ from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.launch.job_script import Job
+    from isoscale.recipe.load import LoadedRecipe
     from isoscale.recipe.trust import Trust
     from isoscale.study.sweep.job import Request
     from isoscale.study.sweep.plan import Plan, Point, Sweep
@@ -64,9 +65,10 @@ def sweep(
     job: JobOptions,
 ) -> None:
     """Train a recipe with many settings: each point is a run of its own, here or on Slurm; or continue a sweep."""
+    from isoscale.recipe.load import load_recipe
     from isoscale.recipe.trust import Trust
     from isoscale.study.sweep.job import Request
-    from isoscale.study.sweep.plan import Sweep, check_new, reopen
+    from isoscale.study.sweep.plan import RECIPE, Sweep, check_new, reopen
 
     recipe, words = sort_out(recipe, overrides)
     _check_options(slurm, {"--workers": workers, "--devices": devices}, {"--at-once": at_once}, job)
@@ -74,7 +76,10 @@ def sweep(
     request = Request(job.as_keys(), job.num_gpus, job.cluster, at_once, command) if slurm else None
     whose = Trust.CHECKED if dry_run else Trust.of(trust)
     if run is not None and Sweep.exists(run):
-        _continue(reopen(run, recipe, words, whose), failed, request, workers or 1, devices or 1, dry_run)
+        sweep = reopen(run, recipe, words, whose)
+        if request is not None:
+            _check_submission(load_recipe(run / RECIPE), whose)
+        _continue(sweep, failed, request, workers or 1, devices or 1, dry_run)
         return
     if failed:
         _refuse("--failed trains the failed points of a sweep again; say which one with --run DIR")
@@ -106,6 +111,15 @@ def _refuse(text: str) -> None:
     raise UserError(text)
 
 
+def _check_submission(loaded: "LoadedRecipe", trust: "Trust") -> None:
+    """Refuse what a job would do because somebody else has written it; a dry run does nothing."""
+    from isoscale.recipe.load import to_submit
+    from isoscale.recipe.trust import Trust
+
+    if trust is not Trust.CHECKED:
+        to_submit(loaded, trust)
+
+
 def _planned(
     recipe: str | None, words: list[str], command: list[str], request: "Request | None", devices: int, trust: "Trust"
 ) -> "Plan":
@@ -115,6 +129,7 @@ def _planned(
     if request is None:
         return plan(recipe, words, command, world=devices, trust=trust)
     loaded = load_recipe(recipe, with_lists(words))
+    _check_submission(loaded, trust)
     return plan(recipe, words, command, request.checks_components(loaded), request.num_ranks(loaded), trust)
 
 

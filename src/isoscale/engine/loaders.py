@@ -5,7 +5,6 @@ where the loader would drop a last, smaller batch.
 """
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -35,6 +34,7 @@ from isoscale.engine.settings import Settings
 from isoscale.errors import UserError
 from isoscale.observe.machine import usable_cores
 from isoscale.parallel.ranks import ALONE, Ranks
+from isoscale.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.engine.roles import Role
@@ -301,4 +301,4 @@ def _warn(say: Callable[..., None], ranks: Ranks, text: str) -> None:
     """Tell the user; of a rank whose words are not shown, whoever keeps its stderr."""
     say(text, "warning")
     if not ranks.is_first:
-        print(f"{ranks.name(ranks.rank)}: {text}", file=sys.stderr, flush=True)
+        echo(f"{ranks.name(ranks.rank)}: {text}", err=True)

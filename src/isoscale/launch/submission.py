@@ -16,7 +16,7 @@ from isoscale.launch.config import Resources, merged, notice, resources
 from isoscale.launch.job_script import Job
 from isoscale.launch.profiles import read_profile
 from isoscale.observe.files import own_folder, write_aside
-from isoscale.recipe.load import LoadedRecipe, load_recipe, to_build
+from isoscale.recipe.load import LoadedRecipe, load_recipe, to_submit
 from isoscale.recipe.schema import Launch
 from isoscale.recipe.trust import Trust
 
@@ -107,7 +107,7 @@ def plan(
         source, overrides, check_components=is_own_environment(launch), world=counts.num_tasks, trust=trust
     )  # fmt: skip
     if trust is not Trust.CHECKED:
-        to_build(loaded, trust)
+        to_submit(loaded, trust)
     folder = folder_word(loaded.name, run)
     # A new run has its recipe in its directory, so that a file that is changed while the job waits changes nothing.
     passed = [*([recipe] if recipe is not None else []), *overrides] if not is_new else []

@@ -51,8 +51,12 @@ def _spec(name: str, path: Sequence[str], top: bool) -> ModuleSpec | None:
         asked = path if finder is PathFinder or not top else None
         try:
             spec = finder.find_spec(name, asked)
-        except Exception:  # a finder of somebody else's
-            continue
+        except Exception:  # whatever a finder of somebody else's raises
+            if finder is not PathFinder:
+                continue
+            # For a package without a file, it asks the package around it, which nobody has imported.
+            spec = ModuleSpec(name, None)
+            spec.submodule_search_locations = _folders_called(name.rpartition(".")[2], path)
         if spec is not None:
             return spec
     return None
@@ -60,11 +64,14 @@ def _spec(name: str, path: Sequence[str], top: bool) -> ModuleSpec | None:
 
 def _folders(spec: ModuleSpec, part: str, path: Sequence[str]) -> list[str]:
     """Where the modules inside a package are."""
-    if spec.submodule_search_locations is None:
+    found: Sequence[str] | None = spec.submodule_search_locations
+    if found is None:
         return []
-    if spec.origin is None:  # a package without a file, which Python puts together from all folders of that name
-        try:
-            return list(spec.submodule_search_locations)
-        except KeyError:  # it asks the package around it, which nobody has imported
-            return [os.path.join(entry, part) for entry in path if os.path.isdir(os.path.join(entry, part))]
-    return list(spec.submodule_search_locations)
+    if isinstance(found, list):
+        return found
+    return _folders_called(part, path)  # what it says itself depends on what was imported
+
+
+def _folders_called(part: str, path: Sequence[str]) -> list[str]:
+    """Of which Python puts a package together that has no file."""
+    return [os.path.join(entry, part) for entry in path if os.path.isdir(os.path.join(entry, part))]

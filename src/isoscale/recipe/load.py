@@ -12,7 +12,7 @@ from isoscale.recipe.problems import DEFAULT, KeyPath, Problem, RecipeError, wit
 from isoscale.recipe.schema import Recipe
 from isoscale.recipe.sweep import SECTION, sweep_problems, with_nested_keys
 from isoscale.recipe.tree import PYTHON_CALL, Node, children, from_plain, merge, origins, plain, with_class_keys
-from isoscale.recipe.trust import Trust, trust_problems
+from isoscale.recipe.trust import Trust, job_problems, trust_problems, writing_problems
 from isoscale.recipe.validation import validate
 
 
@@ -94,10 +94,25 @@ def load_recipe(
 
 def to_build(loaded: LoadedRecipe, trust: Trust = Trust.NAMED) -> LoadedRecipe:
     """The recipe, if all that it names may be built; else a RecipeError says what was chosen by somebody else."""
-    problems = trust_problems(loaded.values, loaded.files, trust)
+    _refuse(loaded, trust_problems(loaded.values, loaded.files, trust))
+    return loaded
+
+
+def to_train(loaded: LoadedRecipe, trust: Trust = Trust.NAMED) -> LoadedRecipe:
+    """The recipe, if all that it names may be built and written; else a RecipeError."""
+    _refuse(loaded, writing_problems(loaded.values, loaded.files, trust))
+    return to_build(loaded, trust)
+
+
+def to_submit(loaded: LoadedRecipe, trust: Trust = Trust.NAMED) -> LoadedRecipe:
+    """The recipe, if a job may do all that it says; else a RecipeError says what was chosen by somebody else."""
+    _refuse(loaded, job_problems(loaded.values, loaded.files, trust))
+    return to_train(loaded, trust)
+
+
+def _refuse(loaded: LoadedRecipe, problems: list[Problem]) -> None:
     if problems:
         raise RecipeError([with_origin(problem, loaded.origins) for problem in problems])
-    return loaded
 
 
 def load_variants(

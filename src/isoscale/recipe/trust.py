@@ -27,6 +27,10 @@ NETWORKS = "torchvision.models"
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of code that may lie in a project without being of it."""
 
+RUN_BY_JOBS = ("activate", "container", "directives", "env", "modules")
+"""Keys of `launch` with which a recipe decides what the script of a job does."""
+_WHAT_TO_TYPE = "If you trust whoever wrote it, add --trust (in Python: trust=True)"
+
 
 class Trust(Enum):
     """Whose choice of classes is followed."""
@@ -52,6 +56,27 @@ def trust_problems(values: Mapping[str, Any], files: Iterable[str], trust: Trust
     return problems_of_foreign(values, foreign) if foreign else []
 
 
+def writing_problems(values: Mapping[str, Any], files: Iterable[str], trust: Trust) -> list[Problem]:
+    """What others have chosen that a training would write to, wherever it lies."""
+    path = values.get("observe", {}).get("log_file")
+    foreign = [Path(file) for file in files if not _is_own(Path(file), trust)] if path is not None else []
+    return [
+        Problem(("observe", "log_file"), f"a training would write to {path}, and {_stranger(file)}. {_WHAT_TO_TYPE}")
+        for file in foreign[:1]
+    ]
+
+
+def job_problems(values: Mapping[str, Any], files: Iterable[str], trust: Trust) -> list[Problem]:
+    """What others have chosen that a job would run or obey: lines of its script, variables and containers."""
+    foreign = [Path(file) for file in files if not _is_own(Path(file), trust)]
+    section = values.get("launch", {}) if foreign else {}
+    return [
+        Problem(("launch", key), f"{_stranger(foreign[0])}, and a job would run what it says. {_WHAT_TO_TYPE}")
+        for key in RUN_BY_JOBS
+        if section.get(key)
+    ]
+
+
 def problems_of_foreign(values: Mapping[str, Any], foreign: Sequence[Path]) -> list[Problem]:
     """The classes that files of somebody else name and that are not known to be harmless."""
     project = _Project(foreign)
@@ -64,12 +89,14 @@ def _refusal(name: str, file: Path) -> str:
     module = parted(full_name(name))[0]
     if module.partition(".")[0] not in sys.modules and not find_module(module).files:
         return no_module(module, name)
-    shown = file.parent if file.name == "recipe.yaml" else file
     return (
-        f'"{name}" is no class of isoscale or torch and no code of this project ({Path.cwd()}), and {shown} was not '
-        "written by you: to build it could run any code. If you trust whoever wrote it, add --trust (in Python: "
-        "trust=True)"
+        f'"{name}" is no class of isoscale or torch and no code of this project ({Path.cwd()}), and {_stranger(file)}: '
+        f"to build it could run any code. {_WHAT_TO_TYPE}"
     )
+
+
+def _stranger(file: Path) -> str:
+    return f"{file.parent if file.name == 'recipe.yaml' else file} was not written by you"
 
 
 def no_module(module: str, name: str) -> str:
@@ -157,9 +184,13 @@ class _Project:
         return any(path.startswith(f"{root}.") for root in _KNOWN) and self._is_installed(path) and _is_known(name)
 
     def _is_installed(self, path: str) -> bool:
-        """Whether a package is not one that came with the files of somebody else."""
-        found = find_module(path.partition(".")[0])
-        return not any(_contains(area, file) for area in self._foreign for file in found.files)
+        """Whether a package is the one that everybody knows, and not a file of its name that lies in the way."""
+        root = path.partition(".")[0]
+        if root in sys.modules:
+            return True
+        files = [file.resolve() for file in find_module(root).files]
+        came = any(file.is_relative_to(area) for area in self._foreign for file in files)
+        return not came and all(set(INSTALLED) & set(file.parts) for file in files)
 
     def _is_of_project(self, file: Path) -> bool:
         place = file.resolve()
@@ -199,7 +230,7 @@ def _is_component(target: Callable[..., Any]) -> bool:
 
     from isoscale.data.sources import Sources
 
-    home = str(getattr(target, "__module__", ""))
+    home = f"{getattr(target, '__module__', '')}."
     if not isinstance(target, type):
         return home.startswith(f"{NETWORKS}.") and _is_network(target)
     if home.startswith(f"{OURS}."):

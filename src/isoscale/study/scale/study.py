@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from isoscale.data.mixture import AUTO_SIZE
 from isoscale.data.shards import check_world
 from isoscale.engine.run_directory import ROOT, RunDirectory, command_line, provenance
+from isoscale.engine.seal import is_sealed, seal
 from isoscale.errors import UserError
 from isoscale.observe.files import failures_in_words, write_aside
 from isoscale.parallel.reduction import check_shards, tree_shards
@@ -107,13 +108,17 @@ class Study:
     job: dict[str, Any] | None = None
     """What was asked of Slurm, and the number of the last job; None on this machine."""
     measurements: list[Measurement] = field(default_factory=list)
+    is_own: bool = True
+    """Whether it was written by this user."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """The study in a directory."""
         file = path / "scale.json"
         try:
-            return cls.from_dict(path, json.loads(file.read_text(encoding="utf-8")))
+            values = json.loads(file.read_text(encoding="utf-8"))
+            sealed = values.pop("seal", "")
+            return replace(cls.from_dict(path, values), is_own=is_sealed(json.dumps(values), sealed))
         except FileNotFoundError:
             raise UserError(
                 f"there is no {file}; `isoscale scale RECIPE --ranks 1,2,4` begins a study, and says where it is"
@@ -123,12 +128,14 @@ class Study:
 
     def write(self) -> None:
         """Put scale.json in its directory."""
+        values = self.as_dict()
+        sealed = {**values, "seal": seal(json.dumps(values))}
         with failures_in_words(self.path / "scale.json"):
-            write_aside(self.path / "scale.json", json.dumps(self.as_dict(), indent=1))
+            write_aside(self.path / "scale.json", json.dumps(sealed, indent=1))
 
     def as_dict(self) -> dict[str, Any]:
         """What scale.json holds."""
-        return {key: value for key, value in asdict(self).items() if key != "path"}
+        return {key: value for key, value in asdict(self).items() if key not in ("path", "is_own")}
 
     @classmethod
     def from_dict(cls, path: Path, values: dict[str, Any]) -> Self:

@@ -18,7 +18,7 @@ from isoscale.launch.submission import prepare
 from isoscale.observe.files import refuse_link, write_aside
 from isoscale.recipe.compare import ABSENT, LENGTHS, Difference, describe, differences, harmful
 from isoscale.recipe.importing.reading import split
-from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, load_variants, to_build
+from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, load_variants, to_build, to_train
 from isoscale.recipe.problems import Problem, RecipeError, dotted
 from isoscale.recipe.sweep import OWN_KEYS, SECTION, choices
 from isoscale.recipe.tree import COMMAND_LINE
@@ -196,7 +196,7 @@ def plan(
     by_name = {point.name: point.values for point in points}
     recipes = load_variants(recipe, overrides, by_name, check_components=check_components, world=world, trust=trust)
     for each in recipes.values() if trust is not Trust.CHECKED else ():
-        to_build(each, trust)
+        to_train(each, trust)
     _check_different(points, recipes)
     return Plan(loaded, recipes, [_in_words(point, loaded, recipes) for point in points], command, world)
 
