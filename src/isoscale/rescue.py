@@ -24,16 +24,16 @@ def rescue(session: "Session", lock: RunLock, metric_log: MetricLog | None, begu
 
     Returns in words what was saved. `begun_with` is the state that this start went on from.
     """
-    assert session.directory is not None
+    assert session.directory is not None and lock.place is not None
     saved = session.engine.last_saved
     if saved is None and begun_with is not None and not session.engine.started:  # training changes it
         saved = _staged(begun_with)
-    moved = lock.moved_to()
+    moved = lock.place.moved_to()
     if metric_log is None or (saved is None and moved is None):
         return "nothing was saved since this start; start the same command again"
     if moved is not None:
         lock.follow(moved)
-    found = RunDirectory(moved or _new_directory(session.directory.path, lock.place))
+    found = RunDirectory(moved or _new_directory(session.directory.path, lock.place.first))
     found.guard = lock.check if moved is not None else found.guard
     _fill(found, session, metric_log, saved)
     best = getattr(session.engine, "best", None)

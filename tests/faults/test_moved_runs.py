@@ -3,7 +3,9 @@
 import os
 import re
 import shutil
+import subprocess
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -13,7 +15,8 @@ from typing import Any
 import pytest
 
 from isoscale import Run
-from tests.helpers import cli, first_of, sha, timeless
+from tests import warm
+from tests.helpers import cli, command, first_of, newest_step, sha, timeless
 from tests.ranks import Command
 
 pytestmark = pytest.mark.slow
@@ -166,3 +169,20 @@ def test_a_rescue_overwrites_nothing(tmp_path: Path) -> None:
     said = train_disturbed(tmp_path, deleted, "between saves", 1, TRAIN)
     assert "is saved in run-rescued-2" in said
     assert not list((tmp_path / "run-rescued").iterdir())
+
+
+def test_a_sweep_that_is_moved_ends_with_its_trainings_saved_and_leaves_the_old_name_alone(tmp_path: Path) -> None:
+    words = ["sweep", "optimizer.lr=0.001,0.002", "train.epochs=5000", "observe.tensorboard=0", "--run", "sweep"]
+    process = warm.Popen(command(*words), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "sweep/lr=0.001/checkpoints/last").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    (tmp_path / "sweep").rename(tmp_path / "elsewhere")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"the folder of the sweep sweep was moved to {tmp_path}/elsewhere" in said
+    assert f"isoscale sweep --run {tmp_path}/elsewhere" in said
+    assert not (tmp_path / "sweep").exists()
+    point = tmp_path / "elsewhere/lr=0.001"
+    assert 0 < newest_step(point) <= Run(point).record["step"] and Run(point).status == "failed"

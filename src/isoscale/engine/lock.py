@@ -24,8 +24,9 @@ from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any
 
+from isoscale.engine.place import Place, is_file
 from isoscale.engine.run_directory import ROOT
-from isoscale.errors import RunGone, RunLost, UserError
+from isoscale.errors import RunLost, UserError
 from isoscale.observe.files import open_no_link
 from isoscale.parallel.process import machine, state
 
@@ -112,14 +113,12 @@ class RunLock:
     def __init__(self, folder: Path, say: Say = lambda text: None) -> None:
         """The lock of `folder`, which is made if need be; `say` is told of a run that is taken over."""
         self._folder = folder
-        self.place = folder.absolute()
-        """Where the directory was when training began."""
         self._path = folder / NAME
         self._say = say
         self._owner = Owner.here()
         self._handle = -1
-        self._directory = -1
-        """The directory itself, wherever it is moved."""
+        self.place: Place | None = None
+        """The directory itself, while it is held."""
         self._made: list[Path] = []
         self._checking = Lock()
         self._ending = Event()
@@ -131,7 +130,7 @@ class RunLock:
             self._made = _make(self._folder)
             while not self._take():
                 pass
-            self._directory = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.place = Place(self._folder, "the run directory")
         except OSError as error:
             self._leave()
             raise UserError(
@@ -153,82 +152,66 @@ class RunLock:
         self._ending.set()
         self._thread.join(BEAT)
         with suppress(OSError):
-            if self._open_own() is not None:
-                os.unlink(NAME, dir_fd=self._directory)
+            if self.place and self._is_own(self.place):
+                os.unlink(NAME, dir_fd=self.place.handle)
         self._leave()
 
     def check(self) -> None:
         """Raise unless the directory is where it was and this process still has it: ask before writing there."""
-        if self._directory < 0:
-            return
-        if not _is_file(self._directory, self._folder):
-            raise RunGone(self._what_became_of_it())
-        self.check_owner()
+        if self.place:
+            self.place.check()
+            self.check_owner()
 
     def check_owner(self) -> None:
         """Raise where another process has taken the run over, wherever its directory is by now."""
-        if self._directory < 0:
+        if self.place is None:
             return
         with self._checking:
             try:
-                if self._open_own() is None:
-                    self._raise_lost()
+                if not self._is_own(self.place):
+                    self._raise_lost(self.place)
             except FileNotFoundError:  # somebody removed it
-                self._regain()
+                self._regain(self.place)
             except OSError:
                 pass  # nobody can say; whatever is written says why it cannot be
 
-    def moved_to(self) -> Path | None:
-        """Where the directory is now, if it was moved and the system tells."""
-        try:
-            path = Path(os.readlink(f"/proc/self/fd/{self._directory}"))
-        except OSError:
-            return None
-        return path if _is_file(self._directory, path) else None
-
     def follow(self, path: Path) -> None:
         """Go on in the place that the directory was moved to."""
-        self._folder, self._path, self._made = path, path / NAME, []
+        assert self.place is not None
+        self.place.path = self._folder = path
+        self._path, self._made = path / NAME, []
 
-    def _what_became_of_it(self) -> str:
-        moved = self.moved_to()
-        if moved is not None:
-            return f"the run directory {self._folder} was moved to {moved} while it was trained in"
-        if self._folder.exists():
-            return f"the run directory {self._folder} was deleted while it was trained in, and another put in its place"
-        return f"the run directory {self._folder} was deleted while it was trained in"
-
-    def _open_own(self) -> Owner | None:
-        """Who the lock in the directory names, if it is this process: by the file itself and what it says."""
-        handle = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)  # asks the server, unlike stat
+    def _is_own(self, place: Place) -> bool:
+        """Whether the lock in the directory is that of this process, by the file itself and by what it says."""
+        handle = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place.handle)  # asks the server, unlike stat
         try:
             same = os.path.samestat(os.fstat(handle), os.fstat(self._handle))
             owner = _parsed(os.read(handle, 1 << 16))
         finally:
             os.close(handle)
         # what cannot be read was being written, or found no room on the disk
-        return self._owner if same and (owner is None or owner.token == self._owner.token) else None
+        return same and (owner is None or owner.token == self._owner.token)
 
-    def _raise_lost(self) -> None:
-        owner = _read(self.moved_to() or self._folder)
+    def _raise_lost(self, place: Place) -> None:
+        owner = _read(place.moved_to() or self._folder)
         who = f"{owner} has it since {owner.since}" if owner else "another process has it"
         raise RunLost(
             f"{self._folder} was taken over while this training stood still: {who}. Nothing was written since; this "
             "one ends here, and what it had not saved is trained there"
         )
 
-    def _regain(self) -> None:
+    def _regain(self, place: Place) -> None:
         """Make the file again, unless somebody else does."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            handle = os.open(NAME, flags, 0o644, dir_fd=self._directory)
+            handle = os.open(NAME, flags, 0o644, dir_fd=place.handle)
         except FileExistsError:
-            self._raise_lost()
+            self._raise_lost(place)
         except OSError:
             return  # nobody can make one there: it is deleted, full or may only be read
         if _lock(handle) is False:
             os.close(handle)
-            self._raise_lost()
+            self._raise_lost(place)
         _write(handle, self._owner)
         before, self._handle = self._handle, handle
         os.close(before)
@@ -237,7 +220,7 @@ class RunLock:
         """Try once; False where the file has changed meanwhile, and all is to be looked at again."""
         handle = open_no_link(self._path, os.O_RDWR | os.O_CREAT)
         locked = _lock(handle)
-        if not _is_file(handle, self._path):
+        if not is_file(handle, self._path):
             os.close(handle)
             return False
         before = _read(self._folder) if locked else _patiently(self._folder)
@@ -258,7 +241,7 @@ class RunLock:
             return False
         self._replace()
         time.sleep(_GLANCE)
-        if _is_file(self._handle, self._path):
+        if is_file(self._handle, self._path):
             return True
         os.close(self._handle)
         self._handle = -1
@@ -309,11 +292,11 @@ class RunLock:
         """Move the counter; whatever goes wrong here, training goes on."""
         while not self._ending.wait(BEAT):
             with suppress(Exception), self._checking:
-                if self._open_own() is None:
+                if self.place is None or not self._is_own(self.place):
                     continue  # taken over: not ours to write in
                 self._owner.beats += 1
                 # closed each time, which is what sends it to other hosts
-                handle = os.open(NAME, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
+                handle = os.open(NAME, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.place.handle)
                 try:
                     if os.path.samestat(os.fstat(handle), os.fstat(self._handle)):
                         _write(handle, self._owner)
@@ -321,15 +304,15 @@ class RunLock:
                     os.close(handle)
 
     def _leave(self) -> None:
-        is_here = self._directory < 0 or _is_file(self._directory, self._folder)
+        is_here = self.place is None or self.place.is_here
         if self._handle >= 0:
             with suppress(OSError):
                 fcntl.flock(self._handle, fcntl.LOCK_UN)  # also for processes that were forked from this one
             os.close(self._handle)
             self._handle = -1
-        if self._directory >= 0:
-            os.close(self._directory)
-            self._directory = -1
+        if self.place:
+            self.place.close()
+            self.place = None
         above = [self._folder.parent] if self._folder.parent == ROOT else []
         for folder in (self._folder, *above, *reversed(self._made)) if is_here else ():
             with suppress(OSError):
@@ -380,15 +363,6 @@ def _lock(handle: int) -> bool | None:
     except OSError:
         return None
     return True
-
-
-def _is_file(handle: int, path: Path) -> bool:
-    """Whether an open file is still the one of that name."""
-    try:
-        found = path.stat()
-    except OSError:
-        return False
-    return os.path.samestat(os.fstat(handle), found)
 
 
 def _write(handle: int, owner: Owner) -> None:

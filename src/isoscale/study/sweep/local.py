@@ -1,16 +1,19 @@
 """A sweep on this machine: a training for each point, several at a time, in processes of their own."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from isoscale import signals
+from isoscale.engine.place import Place
 from isoscale.engine.run_directory import RunDirectory, provenance
-from isoscale.errors import DONE, START_AGAIN
+from isoscale.errors import DONE, START_AGAIN, RunGone
 from isoscale.launch.local import TO_OBEY, command_of, end_with_parent, num_cores
 from isoscale.launch.submission import SUBMITTED
 from isoscale.observe.files import open_own, own_folder
@@ -88,6 +91,8 @@ class _Training:
         directory = RunDirectory(self._folder)
         if code in (DONE, START_AGAIN) or (directory.exists and directory.read().get("status") != SUBMITTED):
             return
+        if self._folder.exists() and not (directory.recipe.exists() or directory.is_free):
+            return  # somebody put something else there
         if not directory.exists:
             directory.create(self._recipe)
         if not self._was_told:
@@ -122,9 +127,12 @@ class Runner:
         """Train all points, or as far as to where someone asks to stop; how all points of the sweep stand then."""
         own_folder(self._sweep.path / LOGS)
         self._sweep.restore(self._waiting)
-        with signals.hearing(self._requests.keep), self._display:
+        watched = closing(Place(self._sweep.path, "the folder of the sweep"))
+        with signals.hearing(self._requests.keep), self._display, watched as place:
             try:
                 while self._trainings or (self._waiting and not self.was_stopped):
+                    if not place.is_here:
+                        self._give_up(place)
                     self._look()
                     time.sleep(LOOK_EVERY)
             finally:
@@ -132,6 +140,20 @@ class Runner:
                     training.tell(signal.SIGKILL)
             self._show()
         return list(self._states.values())
+
+    def _give_up(self, place: Place) -> None:
+        """Let all trainings save, which find out where, and write down nothing where the folder was."""
+        for training in self._trainings:
+            training.tell(signal.SIGTERM)
+        while not all(training.has_ended for training in self._trainings):
+            self._pass_signals_on()
+            time.sleep(LOOK_EVERY)
+        try:
+            place.check()
+        except RunGone as gone:
+            moved = place.moved_to()
+            gone.add_note(f"go on there: isoscale sweep --run {shlex.quote(str(moved))}" if moved else "it ends here")
+            raise
 
     def _look(self) -> None:
         self._pass_signals_on()
