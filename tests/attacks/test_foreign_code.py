@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from isoscale.recipe.trust import is_harmless
 from isoscale.science.potentials.use import calculator
 from isoscale.study.scale.study import Question, begin
 from isoscale.study.sweep.plan import plan
-from tests.helpers import first_of, train
+from tests.helpers import command, first_of, train
 
 EVIL = """
 import os, pathlib, torch
@@ -293,6 +294,23 @@ def test_a_run_of_ones_own_needs_no_word_wherever_it_is(marker: Path, monkeypatc
     with pytest.raises(UserError, match=REFUSED):
         load_task(marker.parent / "net.safetensors")
     load_task(marker.parent / "net.safetensors", trust=True)
+
+
+@pytest.mark.full
+def test_without_a_secret_one_trains_all_the_same(marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (marker.parent / "library").mkdir()
+    (marker.parent / "library" / "library_net.py").write_text(GOOD)
+    monkeypatch.syspath_prepend(marker.parent / "library")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/nowhere")
+    Path("a.yaml").write_text("extends: images/digits\ntask: {model: {class: library_net.Net}}\ntrain: {steps: 2}\n")
+    train(Path("run"), "a.yaml")
+    with pytest.raises(UserError, match=REFUSED):  # nothing shows that it is one's own
+        isoscale.Run("run").task()
+    isoscale.Run("run", trust=True).task()
+    words = command("sweep", "a.yaml", "seed=0,1", "--run", "sweep")
+    path = os.pathsep.join([str(marker.parent / "library"), os.environ.get("PYTHONPATH", "")])
+    swept = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert "2 of 2 done" in swept.stdout, swept.stdout + swept.stderr
 
 
 def test_a_seal_is_not_that_of_another_recipe(trained: Path, marker: Path) -> None:

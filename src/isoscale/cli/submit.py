@@ -47,7 +47,7 @@ def submit(
 
     recipe, changes = sort_out(recipe, overrides)
     said = {"--log-level": log_level, "--log-format": log_format, "--log": log, "--log-file": log_file}
-    words = ["--profile"] * profile
+    words = ["--profile"] * profile + ["--trust"] * trust
     words += [word for name, value in said.items() if value is not None for word in (name, str(value))]
     submission = plan(
         recipe, changes, job.as_keys(), num_gpus=job.num_gpus, cluster=job.cluster, run=run, words=words,

@@ -73,13 +73,13 @@ def sweep(
     recipe, words = sort_out(recipe, overrides)
     _check_options(slurm, {"--workers": workers, "--devices": devices}, {"--at-once": at_once}, job)
     command = ["isoscale", *sys.argv[1:]]
-    request = Request(job.as_keys(), job.num_gpus, job.cluster, at_once, command) if slurm else None
+    request = Request(job.as_keys(), job.num_gpus, job.cluster, at_once, command, trust) if slurm else None
     whose = Trust.CHECKED if dry_run else Trust.of(trust)
     if run is not None and Sweep.exists(run):
         sweep = reopen(run, recipe, words, whose)
         if request is not None:
             _check_submission(load_recipe(run / RECIPE), whose)
-        _continue(sweep, failed, request, workers or 1, devices or 1, dry_run)
+        _continue(sweep, failed, request, workers or 1, devices or 1, dry_run, trust)
         return
     if failed:
         _refuse("--failed trains the failed points of a sweep again; say which one with --run DIR")
@@ -152,12 +152,13 @@ def _begin(
         return
     check_alone("sweep starts the trainings")
     path = run or RunDirectory.fresh(f"{plan.loaded.name}-sweep").path
-    _train(plan.write(path), plan.points, workers, devices)
+    _train(plan.write(path), plan.points, workers, devices, True)
 
 
 def _continue(
-    sweep: "Sweep", failed: bool, request: "Request | None", workers: int, devices: int, dry_run: bool
-) -> None:
+    sweep: "Sweep", failed: bool, request: "Request | None", workers: int, devices: int, dry_run: bool,
+    is_trusted: bool,
+) -> None:  # fmt: skip
     from isoscale.launch.local import check_alone
     from isoscale.study.sweep import job as sweep_job
     from isoscale.study.sweep.states import select, states_of
@@ -177,7 +178,7 @@ def _continue(
         _print_points(chosen.points)
     else:
         check_alone("sweep starts the trainings")
-        _train(sweep, chosen.points, workers, devices)
+        _train(sweep, chosen.points, workers, devices, is_trusted)
 
 
 def _names(points: "Sequence[Point]", most: int = 5) -> str:
@@ -192,7 +193,7 @@ def _print_points(points: "Sequence[Point]") -> None:
     print_columns([titles, *((*map(text, point.values.values()), point.name) for point in points)])
 
 
-def _train(sweep: "Sweep", points: "Sequence[Point]", workers: int, devices: int) -> None:
+def _train(sweep: "Sweep", points: "Sequence[Point]", workers: int, devices: int, is_trusted: bool) -> None:
     from isoscale.errors import FAILED as EXIT_FAILED
     from isoscale.errors import Stopped
     from isoscale.study.sweep.display import display_on
@@ -202,7 +203,7 @@ def _train(sweep: "Sweep", points: "Sequence[Point]", workers: int, devices: int
 
     total = len(sweep.points)
     echo(f"{sweep.path}: {len(points)} of {total} point{'s' * (total > 1)} to train, {workers} at a time")
-    runner = Runner(sweep, points, Crew(workers, devices), display_on(sys.stdout, sweep))
+    runner = Runner(sweep, points, Crew(workers, devices, is_trusted), display_on(sys.stdout, sweep))
     states = runner.run()
     _report(sweep, states)
     if not runner.was_stopped and any(state.status in FAILED for state in states):

@@ -24,6 +24,8 @@ class Request:
     cluster: str | None = None
     at_once: int | None = None
     command: Sequence[str] = ()
+    is_trusted: bool = False
+    """Whether the points may name any class, also where the user's secret cannot be read."""
 
     def checks_components(self, loaded: LoadedRecipe) -> bool:
         """Whether the tasks run in the environment of this process, so that components can be looked at here."""
@@ -41,8 +43,9 @@ class Request:
         launch, counts = self._launch(loaded)
         folder = submission.folder_word(f"{name}-sweep", run)
         return Job(
-            f"{name}-sweep", folder, run is None, list(words), submission.program(launch), launch, counts,
-            submission.shown(self.command), Array(list(tasks), self.at_once),
+            f"{name}-sweep", folder, run is None, [*words, *["--trust"] * self.is_trusted],
+            submission.program(launch), launch, counts, submission.shown(self.command),
+            Array(list(tasks), self.at_once),
         )  # fmt: skip
 
 

@@ -34,6 +34,8 @@ class Crew:
 
     workers: int = 1
     devices: int = 1
+    is_trusted: bool = False
+    """Whether points may name any class: the user has just written them, or said so."""
 
     def variables(self, slot: int) -> dict[str, str]:
         """Cores and GPUs of one of the workers, so that they share the machine."""
@@ -68,6 +70,7 @@ class _Training:
         self.logged = Logged(sweep, point)
         words = [sys.argv[0], "train", *sweep.changes, "--run", str(self._folder)]
         words += ["--devices", str(crew.devices)] if crew.devices > 1 else []
+        words += ["--trust"] * crew.is_trusted
         with open_own(self._log, "ab") as output:
             self._start = output.tell()
             # In a group of its own, it gets a Ctrl-C of the terminal once, from here, and not twice.
