@@ -1,5 +1,6 @@
 """Whether run.json holds what a run writes there; a file from elsewhere, or one that was edited, may hold anything."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,5 +44,6 @@ def _check(
     record: Mapping[str, Any], name: str, kinds: tuple[type, ...], words: str, path: Path, before: str = ""
 ) -> None:
     value = record.get(name)
-    if value is not None and not isinstance(value, kinds):
+    is_odd_number = isinstance(value, float) and not math.isfinite(value) and name in _COUNTS
+    if is_odd_number or (value is not None and not isinstance(value, kinds)):
         raise UserError(f"{path} is damaged: {before}{name} is {str(value)[:40]!r}, expected {words}")
