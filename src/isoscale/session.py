@@ -105,6 +105,8 @@ class Session:
     """What trained up to a place from which it goes back to a checkpoint."""
     _lock: RunLock | None = field(default=None, init=False)
     """Says whether the directory is still there and still this process's."""
+    _rescued_after: RunGone | None = field(default=None, init=False)
+    """Said that the directory is gone, whereupon the state was saved elsewhere."""
     _listening: ExitStack = field(default_factory=ExitStack, init=False)
     """From the first step until the end is written down: to be told to stop once more must not disturb that."""
 
@@ -245,7 +247,7 @@ class Session:
             observers.forget(Fence, MetricLog, TextLog, LearningCurve, TensorBoard)
             raise
         except RunGone as gone:
-            if not getattr(gone, "__notes__", None):
+            if gone is not self._rescued_after:
                 self._rescue(observers, gone, metric_log, state)
             raise
 
@@ -254,6 +256,7 @@ class Session:
     ) -> None:  # fmt: skip
         """Save the state elsewhere, and say with the error where, and how to go on."""
         assert self._lock is not None
+        self._rescued_after = gone
         with world.guarded(timeout=math.inf):  # writing that takes long is no rank that hangs
             before = self.directory
             try:

@@ -38,6 +38,7 @@ def test_every_command_works_and_says_so(isoscale, copied, how: str):
         done = isoscale(*command)
         assert done.code == 0, (command, done)
     assert words in isoscale("test", "runs/a").err
+    assert "--run runs/a" in isoscale("submit", "--run", "runs/a", "--dry-run").out
     again = isoscale("train", "--run", "runs/a", "--log-level", "info")
     assert again.code == 0 and words in again.out and "this run is complete" in again.out
     after = json.loads((run / "run.json").read_text())

@@ -186,3 +186,17 @@ def test_a_sweep_that_is_moved_ends_with_its_trainings_saved_and_leaves_the_old_
     assert not (tmp_path / "sweep").exists()
     point = tmp_path / "elsewhere/lr=0.001"
     assert 0 < newest_step(point) <= Run(point).record["step"] and Run(point).status == "failed"
+
+
+def deleted_and_broken() -> None:
+    """An error of the user's code comes before the next save."""
+    deleted()
+    raise RuntimeError("division by cucumber")
+
+
+def test_an_error_that_comes_first_is_told_first_and_the_state_saved_all_the_same(tmp_path: Path) -> None:
+    ended = Command(1, tmp_path, TRAIN, partial(disturb, deleted_and_broken, "between saves")).ended(60)[0]
+    assert ended.code == 1 and ended.err.startswith("error: RuntimeError: division by cucumber"), ended
+    assert "the run directory run was deleted" in ended.err
+    assert "the state of step 5 is saved in run-rescued" in ended.err
+    assert newest_step(tmp_path / "run-rescued") == 5

@@ -186,11 +186,11 @@ class RunLock:
         handle = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place.handle)  # asks the server, unlike stat
         try:
             same = os.path.samestat(os.fstat(handle), os.fstat(self._handle))
-            owner = _parsed(os.read(handle, 1 << 16))
+            text = os.read(handle, 1 << 16)
         finally:
             os.close(handle)
         # what cannot be read was being written, or found no room on the disk
-        return same and (owner is None or owner.token == self._owner.token)
+        return same and (self._owner.token.encode() in text or _parsed(text) is None)
 
     def _raise_lost(self, place: Place) -> None:
         owner = _read(place.moved_to() or self._folder)

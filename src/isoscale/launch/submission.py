@@ -98,7 +98,9 @@ def plan(
     `options` are keys of the `launch` section; `words` are passed on to `isoscale train`; `trust` says whose choice of
     classes is followed.
     """
-    is_new = run is None or not (run / "run.json").is_file()
+    from isoscale.engine.run_directory import RunDirectory
+
+    is_new = run is None or not RunDirectory(run).exists
     if run is not None:
         _check_run(run, is_new)
     source = recipe if is_new or recipe is not None else str(run and run / "recipe.yaml")
@@ -161,11 +163,11 @@ def _check_run(run: Path, is_new: bool) -> None:
 
 def job_of(run: Path) -> str | None:
     """The number of the last job of a run, if it was submitted."""
-    import json
+    from isoscale.engine.run_directory import RunDirectory
 
     try:
-        return slurm.as_number(json.loads((run / "run.json").read_text())["job"]["id"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return slurm.as_number(RunDirectory(run).read()["job"]["id"])
+    except (ValueError, KeyError, TypeError):
         return None
 
 
