@@ -25,6 +25,7 @@ INSIST = 10.0
 """Seconds after the end of a training from which on somebody who still asks for the end of its process gets it."""
 
 Handler = Callable[[int, FrameType | None], Any]
+Meaning = Literal["first", "again", "now"]
 
 
 def heard() -> tuple[signal.Signals, ...]:
@@ -39,16 +40,14 @@ class Requests:
     def __init__(self) -> None:
         """Nobody has asked yet."""
         self._at: float | None = None
-        self.kept: list[tuple[int, bool]] = []
-        """Signals that somebody has still to pass on, and whether to end at once."""
+        self.kept: list[tuple[int, Meaning]] = []
+        """Signals that somebody has still to pass on, and what they ask for."""
 
     def keep(self, number: int, frame: FrameType | None) -> None:
         """For a process that waits for others: keep what it has to tell them."""
-        meaning = self.meaning(number)
-        if meaning != "again":
-            self.kept.append((number, meaning == "now"))
+        self.kept.append((number, self.meaning(number)))
 
-    def meaning(self, number: int) -> Literal["first", "again", "now"]:
+    def meaning(self, number: int) -> Meaning:
         """What a signal that has just come asks for: a stop, nothing new, or the end at once."""
         before, now = self._at, time.monotonic()
         if before is None or number == signal.SIGINT:

@@ -106,13 +106,13 @@ AT_A_MOMENT = """
 import os, signal, sys, time
 from pathlib import Path
 
-def twice(*arguments):
+def twice(os=os, number=signal.{name}, sleep=time.sleep):
     for _ in range(2):
-        os.kill(os.getpid(), signal.{name})
-        time.sleep(0.01)
+        os.kill(os.getpid(), number)
+        sleep(0.01)
 
 class AtTheEnd:
-    def __del__(self):
+    def __del__(self, twice=twice):
         twice()
 
 def before(owner, name):
@@ -136,7 +136,7 @@ MOMENTS = {
     "while it releases the run": "from isoscale.engine.lock import RunLock; before(RunLock, '__exit__')",
     "after the training": "from isoscale.cli import main; before(main, '_exit')",
     "in what is due at exit": "import atexit; atexit.register(twice)",
-    "while the interpreter is taken apart": "sys.kept = AtTheEnd()",
+    "while the interpreter is taken apart": "kept = AtTheEnd()",
 }
 
 

@@ -188,10 +188,10 @@ class _Crew:
 
     def _pass_signals_on(self) -> None:
         while self._requests.kept:
-            number, at_once = self._requests.kept.pop(0)
+            number, meaning = self._requests.kept.pop(0)
             for rank in self._ranks:
                 rank.tell(number)
-            if at_once:
+            if meaning == "now":
                 self._deadline = (time.monotonic() + TO_OBEY, signal.SIGKILL)
 
     def _end_all(self, number: int) -> None:

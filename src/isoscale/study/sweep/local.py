@@ -188,7 +188,10 @@ class Runner:
     def _pass_signals_on(self) -> None:
         """The first request lets all trainings save; after a second Ctrl-C they end at once."""
         while self._requests.kept:
-            number, at_once = self._requests.kept.pop(0)
+            number, meaning = self._requests.kept.pop(0)
+            if meaning == "again":
+                continue
+            at_once = meaning == "now"
             if at_once:
                 self._deadline = time.monotonic() + TO_OBEY
             self._display.say(
