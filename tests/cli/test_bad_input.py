@@ -346,3 +346,10 @@ SCIENCE = {
 def test_a_value_that_a_science_cannot_use_is_refused_before_its_data_is_read(isoscale, words, message):
     refused = isoscale("train", *words, "--log-level", "error")
     assert refused.code == 2 and message in refused.err and "Traceback" not in refused.err
+
+
+def test_a_table_with_ragged_rows_is_refused_with_its_line(isoscale):
+    Path("a.csv").write_text("1,2,3\n4,5,6\n7,8\n")
+    words = ("task.loss=mse", "task.model.widths=[3, 3]", "data.columns={input: a.csv, target: a.csv}")
+    refused = isoscale("train", *FILES, *words)
+    assert refused.code == 2 and "a.csv, line 3: 2 columns found, 3 expected" in refused.err
