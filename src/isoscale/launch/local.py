@@ -191,8 +191,12 @@ class _Crew:
             number, meaning = self._requests.kept.pop(0)
             for rank in self._ranks:
                 rank.tell(number)
-            if meaning == "now":
+            if meaning == "now" and self._was_interrupted:
                 self._deadline = (time.monotonic() + TO_OBEY, signal.SIGKILL)
+            self._was_interrupted |= number == signal.SIGINT
+
+    _was_interrupted = False
+    """Whether somebody has pressed Ctrl-C; a second one ends also those who do not listen."""
 
     def _end_all(self, number: int) -> None:
         for rank in self._ranks:
