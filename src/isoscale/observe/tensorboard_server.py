@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from isoscale.errors import UserError
+from isoscale.printing import one_line
 
 USUAL_PORT = 6006
 EVERYWHERE = ("0.0.0.0", "::", "")
@@ -30,6 +31,8 @@ from tensorboard.main import run_main
 sys.exit(run_main())
 """
 """TensorBoard that also ends when whoever started it was killed, seen by the end of its standard input."""
+LONGEST_NAME = 120
+"""Of a run, in characters, where names of links have to be different and may have 255 bytes."""
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_END = 5.0
 
@@ -76,12 +79,12 @@ class TensorBoardServer:
         """Show these folders of events, each under its name; those shown already stay as they are."""
         for name, folder in runs:
             if folder not in self._shown.values():
-                name = self._free_name(name, folder)
+                name = self._free_name(one_line(name)[:LONGEST_NAME], folder)
                 (self._links / name).symlink_to(folder, target_is_directory=True)
                 self._shown[name] = folder
 
     def _free_name(self, name: str, folder: Path) -> str:
-        longer = f"{folder.parents[1].name}-{name}"
+        longer = f"{one_line(folder.parents[1].name)[:LONGEST_NAME]}-{name}"
         names = [name, longer, *(f"{longer}-{number}" for number in range(2, 1000))]
         return next(candidate for candidate in names if candidate not in self._shown)
 
