@@ -42,7 +42,7 @@ def search_path() -> list[str]:
     """Where Python looks for modules of recipes: in the working directory too."""
     here = os.getcwd()
     path = [entry or here for entry in sys.path]
-    return path if here in path else [here, *path]
+    return path if here in path else [*path, here]
 
 
 def _spec(name: str, path: Sequence[str], top: bool) -> ModuleSpec | None:
