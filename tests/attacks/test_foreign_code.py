@@ -156,11 +156,11 @@ def attacks(marker: Path) -> dict[str, Any]:
         "numpy": {"class": "numpy.load", "file": "foreign/evil.pt", "allow_pickle": True},
         "cpp_extension": {"class": "torch.utils.cpp_extension.load_inline", "name": "a", "cpp_sources": ""},
         "through our modules": {
-            "class": "isoscale.engine.run_directory:subprocess.run",
+            "class": "isoscale.engine.git:subprocess.run",
             "args": ["touch", str(marker)],
         },
         "a function of ours": {"class": "isoscale.recipe.components.instantiate", "spec": "foreign.evil.Net"},
-        "a git of ours": {"class": "isoscale.engine.run_directory._git", "arguments": "--help"},
+        "a git of ours": {"class": "isoscale.engine.git._ask", "arguments": "--help"},
         "through torch": {"class": "torch.nn.modules.module:warnings.sys.exit"},
         "functions of torch": {"class": "torch.nn.modules.module:functools.partial", "func": system(marker)},
         "in its folder": {"class": "foreign.evil.Net"},

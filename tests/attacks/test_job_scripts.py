@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,8 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (*PROGRAMS, "touch", "apptainer", "podman", "shifter"):
         (folder / "bin" / name).write_text(RECORDER)
         (folder / "bin" / name).chmod(0o755)
+    for name in ("od", "tr"):  # which make the secret of a job
+        (folder / "bin" / name).symlink_to(shutil.which(name) or name)
     return folder
 
 

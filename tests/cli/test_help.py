@@ -49,7 +49,7 @@ def completed(*words: str, cwd: Path) -> list[str]:
 @pytest.mark.slow
 def test_the_shell_completes_commands_recipes_keys_and_runs(tmp_path: Path):
     (tmp_path / "runs/digits-7").mkdir(parents=True)
-    (tmp_path / "runs/digits-7/run.json").touch()
+    (tmp_path / "runs/digits-7/recipe.yaml").touch()
     assert completed("tr", cwd=tmp_path) == ["train"]
     assert completed("train", "images/dig", cwd=tmp_path) == ["images/digits"]
     assert completed("train", "optimizer.l", cwd=tmp_path) == ["optimizer.lr="]

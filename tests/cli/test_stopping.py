@@ -203,10 +203,14 @@ def test_a_request_that_comes_early_is_not_lost_in_what_it_interrupts(tmp_path: 
     ("name", "code"), first_of([("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75)], ("SIGTERM", 75))
 )
 def test_a_request_that_comes_while_a_command_is_read_is_no_failure(tmp_path: Path, name: str, code: int):
-    (tmp_path / "typer.py").write_text(
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/typer.py").write_text(
         f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(60)\n"
     )
-    done = subprocess.run(command(*LONG), cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    path = os.pathsep.join([str(tmp_path / "first"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command(*LONG), cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=50
+    )
     assert done.returncode == code and len(done.stderr.splitlines()) == 1, done.stderr
     assert not (tmp_path / "a").exists()
 

@@ -69,8 +69,8 @@ def test_a_worker_that_hangs_is_named_with_its_sample_and_line_and_waited_for(
     assert feed.parts(0)[0][0].batch.tolist() == [4, 5, 6, 7]
     assert feed.parts(1)[0][0].batch.tolist() == [8, 9, 10, 11]
     feed.close()
-    first, *others, last = said
-    assert first.startswith("worker process 1 of 2 (process ") and not others
+    first, last = said[0], said[-1]  # where there is much else to do, it may be named twice
+    assert first.startswith("worker process 1 of 2 (process ")
     assert "has been reading sample 7 of Stuck for " in first and "was asked for samples 4, 5, 6, 7" in first
     assert f"\n  in wait, {__file__}:" in first and f"\n  in __getitem__, {__file__}:" in first
     assert "isoscale/data" not in first, "the lines of the dataset alone"
@@ -164,7 +164,7 @@ def test_a_training_says_it_and_goes_on(tmp_path: Path) -> None:
         assert line, text
         text += line
     (tmp_path / "back").touch()
-    rest, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "came back after" in rest, rest
+    rest = process.stdout.read()
+    assert process.wait(60) == 0 and "came back after" in rest, rest
     assert re.search(r"in __getitem__, \S*hangs.py:\d+", text + rest), rest
     assert "has been reading sample 40" in (tmp_path / "run/log.txt").read_text()

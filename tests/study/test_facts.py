@@ -45,7 +45,7 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(make):
 
 def test_a_damaged_run_does_not_hide_the_others(make):
     bad = make("bad")
-    (bad.path / "run.json").write_text("{")
+    (bad.path / "metrics.jsonl").write_text("{\n{\n")
     facts = read_all([bad, make("good")])
     assert [each.status for each in facts] == ["damaged", "done"]
-    assert "run.json is damaged" in facts[0].message
+    assert "metrics.jsonl, line 1" in facts[0].message

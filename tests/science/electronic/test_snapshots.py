@@ -271,7 +271,7 @@ def test_a_run_goes_on_only_with_the_data_that_it_began_with(shared: Path, tmp_p
 def test_data_info_tells_about_every_snapshot(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     from isoscale.cli.data import _print_facts, _recipe_facts
 
-    _print_facts(_recipe_facts("electronic/be2", [f"data.path={shared / 'data/electronic/Be2'}"]))
+    _print_facts(_recipe_facts("electronic/be2", [f"data.path={shared / 'data/electronic/Be2'}"], False))
     assert "Be_snapshot3  8,748 points, 2 atoms, 4 electrons, 300 K, 15.79 Å³" in capsys.readouterr().out
 
 
