@@ -63,7 +63,8 @@ def test_a_job_that_ends_early_is_said_and_the_rest_is_submitted_again(slurm: "C
     record = json.loads((tmp_path / "study/scale.json").read_text())
     kept = record["measurements"][:1]
     (tmp_path / "study/scale.json").write_text(json.dumps({**record, "measurements": kept}))
-    again = scale(slurm, tmp_path, "--run", "study")
+    assert "add --trust" in scale(slurm, tmp_path, "--run", "study").stderr, "a file that somebody has changed"
+    again = scale(slurm, tmp_path, "--run", "study", "--trust")
     assert again.returncode == 0 and "submitted job" in again.stderr
     assert measurements(tmp_path)[:1] == kept and len(measurements(tmp_path)) == 2
 
