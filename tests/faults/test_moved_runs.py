@@ -34,12 +34,13 @@ def moved() -> None:
 
 def deleted() -> None:
     """By somebody who takes it for an old one."""
-    shutil.rmtree("run")
+    while Path("run").exists():  # a lock may be made again in between
+        shutil.rmtree("run", ignore_errors=True)
 
 
 def replaced() -> None:
     """The name is used for something else."""
-    shutil.rmtree("run")
+    deleted()
     _others()
 
 

@@ -211,12 +211,27 @@ def strike(process: subprocess.Popen[bytes], folder: Path, seconds: float, rng: 
         with suppress(ProcessLookupError):
             os.kill(hit, rng.choice((signal.SIGCONT, signal.SIGKILL)))
     known |= {each for each, _ in descendants(process.pid)}
-    process.wait(PATIENCE)
+    story = f"{kind.name:8} to {name:8} after {delay:.2f} s"
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"{story}: still there after {PATIENCE} s\n{stacks(known)}") from None
     until = time.monotonic() + PATIENCE
     while left := [each for each in known if is_alive(each)]:
         assert time.monotonic() < until, f"still alive {PATIENCE} s after the end: {left}"
         time.sleep(0.01)
-    return f"{kind.name:8} to {name:8} after {delay:.2f} s"
+    return story
+
+
+def stacks(processes: set[int]) -> str:
+    """Where processes are that should have ended, if py-spy is there to say it."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return "(pip install py-spy, and they are asked where they are)"
+    dumps = [
+        subprocess.run([program, "dump", "--pid", str(each)], capture_output=True, text=True) for each in processes
+    ]
+    return "\n".join(each.stdout + each.stderr for each in dumps)
 
 
 def siege(num_kills: int, seed: int, log: TextIO, folder: Path) -> None:
