@@ -55,6 +55,7 @@ def spoil(folder: Path) -> int:
     return len(list((folder / "runs").iterdir()))
 
 
+@pytest.mark.slow
 def test_no_damaged_run_hides_the_others_in_the_list(good: Path, tmp_path: Path) -> None:
     shutil.copytree(good / "runs", tmp_path / "runs")
     total = spoil(tmp_path)
@@ -65,7 +66,7 @@ def test_no_damaged_run_hides_the_others_in_the_list(good: Path, tmp_path: Path)
     assert len(json.loads(cli("runs", "list", "--json", cwd=tmp_path).stdout)) == total
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_damaged_run_is_shown_compared_and_reported_or_refused_in_words(good: Path, tmp_path: Path) -> None:
     shutil.copytree(good / "runs", tmp_path / "runs")
     spoil(tmp_path)

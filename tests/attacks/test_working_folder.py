@@ -55,7 +55,7 @@ def test_the_server_of_tensorboard_is_the_installed_one(folder: Path, monkeypatc
     assert marks(folder) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_worker_that_is_spawned_imports_nothing_from_the_folder(folder: Path) -> None:
     (folder.parent / "script.py").write_text(
         "import os, torch\n"

@@ -44,6 +44,7 @@ MISTAKES = {
     "an infinite split": (("data.split.val=.inf",), "data.split.val: expected a finite number, found inf"),
     "a negative split": (("data.split.val=-0.1",), "split.val is -0.1; expected a fraction such as 0.8"),
     "a fraction that is not a number": (("data.subset=.nan",), "data.subset: "),
+    "too few betas": (("optimizer.betas=[]",), "AdamW refuses its arguments"),
     "a rate that is not a number": (("optimizer.lr=.nan",), "optimizer.lr: "),
     "an infinite argument of the optimizer": (
         ("optimizer.weight_decay=.inf",),

@@ -123,8 +123,8 @@ CASES = list(product(WHAT, MOMENTS[:4], (1, 2)))
 
 @pytest.mark.parametrize(
     ("what", "moment", "world"),
-    first_of(CASES, (moved, "between saves", 1), (deleted, "before the first save", 1), (replaced, "at the end", 1),
-             (emptied, "between saves", 1), (moved_and_replaced, "while a save is written", 2)),
+    first_of(CASES, (moved, "between saves", 1), (replaced, "at the end", 1),
+             (moved_and_replaced, "while a save is written", 2)),
 )  # fmt: skip
 def test_the_state_is_saved_where_it_is_said_and_goes_on_from_there(
     what: Callable[[], None], moment: str, world: int, undisturbed: Path, tmp_path: Path

@@ -92,6 +92,7 @@ print("trained to the end")
 """
 
 
+@pytest.mark.full
 def test_a_script_that_trains_ends_with_75_too(uninterrupted: Path, tmp_path: Path) -> None:
     words = [word.split("=") for word in LONG[3:]]
     overrides = {key: int(value) if value.isdigit() else value for key, value in words}
@@ -140,8 +141,9 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", first_of(list(MOMENTS), "while the interpreter is taken apart"))
-@pytest.mark.parametrize("devices", [(), pytest.param(("--devices", "2"), marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("moment", list(MOMENTS))
+@pytest.mark.parametrize("devices", [(), ("--devices", "2")])
 def test_a_signal_that_comes_again_at_a_moment_of_the_end_leaves_the_exit_code(
     moment: str, devices: tuple[str, ...], uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_terminal_that_is_closed_lets_the_training_save(
     assert_goes_on(tmp_path, uninterrupted, 2 if devices else 1)
 
 
+@pytest.mark.full
 def test_what_nohup_has_started_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None:
     process = started(
         tmp_path, command(*LONG, "train.epochs=5"), warm.Popen,

@@ -51,7 +51,7 @@ def test_a_training_on_two_ranks_goes_on_as_well(streams: str, tmp_path: Path) -
     assert code == 0 and "done at step 23" in (tmp_path / "run/log.txt").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_script_without_streams_trains_and_leaves_the_files_of_its_run_alone(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import os, isoscale\n"
