@@ -46,6 +46,8 @@ _NAME = b"warm server"
 _ARGUMENTS = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 _control = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _server: socket.socket | None = None
+_is_warm = False
+"""Whether this process was forked for a test."""
 _asking = threading.Lock()
 
 
@@ -63,7 +65,8 @@ class Popen(subprocess.Popen):
             "variables": dict(os.environ if asked["env"] is None else asked["env"]),
             "before": asked["preexec_fn"],
             "session": asked["start_new_session"],
-            "group": asked["process_group"],
+            # Not in the group of the tests: where a process of a test is stopped, the kernel may hang up on its group.
+            "group": 0 if asked["process_group"] in (None, -1) and not _is_warm else asked["process_group"],
         }
         pipes = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         try:
@@ -213,6 +216,8 @@ def _serve(asked: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     """Have the streams, folder, variables and group that were asked for, as a new process has them."""
+    global _is_warm
+    _is_warm = True
     assert _server is not None
     _control(_PR_SET_NAME, b"python")
     for target, descriptor in enumerate(descriptors):
@@ -227,7 +232,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     if request["session"]:
         os.setsid()
-    if request["group"] not in (None, -1):
+    elif request["group"] not in (None, -1):
         os.setpgid(0, request["group"])
     os.chdir(request["folder"])
     os.environ.clear()

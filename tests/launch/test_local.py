@@ -203,3 +203,14 @@ def test_rank_0_has_the_terminal_and_ctrl_c_stops_all(tmp_path: Path):
     text = on_a_terminal(tmp_path, 80, LONG, stop)
     assert "\x1b[" in text and text.count("finishing the launch and saving") == 1
     assert re.search(r"stopped at step \d+, in a", text)
+
+
+def test_a_rank_that_is_stopped_before_it_meets_the_others_leaves_none_of_them_waiting(tmp_path: Path):
+    script = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    sys.exit(75)\n"
+        "time.sleep(600)\n"
+    )
+    assert launched(tmp_path, script, 3).wait(timeout=60) == 75

@@ -5,8 +5,8 @@
 A work (a training on 1, 2 or 4 ranks with data workers, a shuffle, a sweep, an export) is started, one of its processes
 gets a signal after a random while, and it is started again, on another number of ranks, until it is done. Then it is
 compared with one that nothing disturbed. The log has a line for each signal; the seed repeats the choices, though not
-the moments, which depend on the machine. A difference, a hang, a process that stays behind or a traceback ends it with
-1, and the folder stays.
+the moments, which depend on the machine. A difference, a hang, a process that stays behind or a traceback is a failure,
+and its folder stays.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TextIO
 
@@ -33,6 +34,8 @@ from tests.parallel.processes import children, is_alive
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGSTOP)
 TARGETS = ("launcher", "rank", "worker", "writer")
+MOST_STARTS = 40
+"""After so many starts, a work is left in peace."""
 PATIENCE = 180.0
 """Seconds in which whatever got a signal must have ended."""
 
@@ -215,7 +218,12 @@ def strike(process: subprocess.Popen[bytes], folder: Path, seconds: float, rng: 
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        raise AssertionError(f"{story}: still there after {PATIENCE} s\n{stacks(known)}") from None
+        where = stacks(known)
+        for each in known:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        process.wait()
+        raise AssertionError(f"{story}: still there after {PATIENCE} s\n{where}") from None
     until = time.monotonic() + PATIENCE
     while left := [each for each in known if is_alive(each)]:
         assert time.monotonic() < until, f"still alive {PATIENCE} s after the end: {left}"
@@ -234,7 +242,7 @@ def stacks(processes: set[int]) -> str:
     return "\n".join(each.stdout + each.stderr for each in dumps)
 
 
-def siege(num_kills: int, seed: int, log: TextIO, folder: Path) -> None:
+def siege(num_kills: int, seed: int, log: TextIO, folder: Path) -> int:
     """Strike again and again, and compare whenever something has come to its end."""
     rng = random.Random(seed)
     whole = folder / "whole"
@@ -246,32 +254,41 @@ def siege(num_kills: int, seed: int, log: TextIO, folder: Path) -> None:
         remove(whole, work.leftovers)
     struck = folder / "struck"
     prepare(struck, whole / "trained")
-    num_done = count = 0
+    num_signals = num_done = num_failed = 0
     began = time.monotonic()
-    while count < num_kills:
+    while num_signals < num_kills:
         name = rng.choices(list(SHARES), list(SHARES.values()))[0]
-        work, num_starts, num_hits = WORKS[name], 0, 0
-        while True:
-            words = work.words(rng)
-            process = start(struck, words, struck / "output.txt")
-            num_starts += 1
-            said = strike(process, struck, work.seconds, rng) if num_hits < 40 else None
-            if said is None:
-                process.wait(600)
-            else:
-                count, num_hits = count + 1, num_hits + 1
-                log.write(f"{count:5} {name:10} {' '.join(words[-2:]):14} {said}: code {process.returncode}\n")
-                log.flush()
-            output = (struck / "output.txt").read_text(errors="replace")
-            assert "Traceback" not in output, f"{' '.join(words)}:\n{output}"
-            if process.returncode == 0:
-                break
-            assert said is not None or process.returncode == 75, f"{' '.join(words)} failed by itself:\n{output}"
-        assert work.results(struck) == expected[name], f"{name} differs after {num_hits} hits"
-        remove(struck, work.leftovers)
+        try:
+            for story in until_done(WORKS[name], struck, rng):
+                num_signals += 1
+                log.write(f"{num_signals:5} {name:10} {story}\n")
+            assert WORKS[name].results(struck) == expected[name], "it differs"
+            log.write(f"      {name} is equal\n")
+        except AssertionError as error:
+            num_failed += 1
+            shutil.copytree(struck, folder / f"failed{num_failed}", symlinks=True)
+            log.write(f"      FAILED: {name}: {error}\n      see {folder}/failed{num_failed}\n")
+        log.flush()
+        remove(struck, WORKS[name].leftovers)
         num_done += 1
-        log.write(f"      {name} is equal after {num_hits} signals and {num_starts} starts\n")
-    log.write(f"{count} signals, {num_done} works, all equal, {time.monotonic() - began:.0f} s\n")
+    log.write(f"{num_signals} signals, {num_done} works, {num_failed} failures, {time.monotonic() - began:.0f} s\n")
+    return num_failed
+
+
+def until_done(work: Work, folder: Path, rng: random.Random) -> Iterator[str]:
+    """Start a work again and again until it is done; what each signal did, in words."""
+    for number in count():
+        words = work.words(rng)
+        process = start(folder, words, folder / "output.txt")
+        story = strike(process, folder, work.seconds, rng) if number < MOST_STARTS else None
+        code = process.wait(600)
+        if story is not None:
+            yield f"{' '.join(words[-2:]):14} {story}: code {code}"
+        said = (folder / "output.txt").read_text(errors="replace")
+        assert "Traceback" not in said, f"{' '.join(words)}:\n{said}"
+        assert story is not None or code in (0, 75), f"{' '.join(words)} failed by itself:\n{said}"
+        if code == 0:
+            return
 
 
 def remove(folder: Path, pattern: str) -> None:
@@ -288,14 +305,11 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="isoscale-kills-"))
     with words.log.open("w") as log:
         log.write(f"seed {words.seed}, torch ranks on {os.cpu_count()} cores\n")
-        try:
-            siege(words.kills, words.seed, log, folder)
-        except (AssertionError, subprocess.TimeoutExpired) as error:
-            log.write(f"FAILED: {error}\nsee {folder}\n")
-            log.flush()
-            sys.exit(f"{error}\nsee {folder} and {words.log}")
-    shutil.rmtree(folder)
+        num_failed = siege(words.kills, words.seed, log, folder)
     print(words.log.read_text().splitlines()[-1])
+    if num_failed:
+        sys.exit(f"see {words.log}")
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

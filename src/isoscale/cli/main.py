@@ -90,6 +90,8 @@ def run() -> None:
         code = stopped.exit_code
     except SystemExit as end:
         code = _told(end.code)
+    except KeyboardInterrupt:  # before the command began
+        code = _told(INTERRUPTED)
     except Exception as error:
         asked = early_stop.exit_code()  # it may have come out as any error
         code = exit_code(error) if asked is None else _told(asked)

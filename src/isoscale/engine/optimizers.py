@@ -132,7 +132,7 @@ def _build(
     rate = torch.tensor(lr, dtype=torch.float32, device=device) if path.tensor_lr else lr
     try:
         return cls(groups, lr=rate, **options, **arguments)  # type: ignore[call-arg]
-    except (TypeError, ValueError, IndexError) as error:  # of betas that are too few
+    except (TypeError, ValueError, LookupError) as error:  # the last of betas that are too few
         raise UserError(f"optimizer {cls.__name__} refuses its arguments: {error}") from None
 
 

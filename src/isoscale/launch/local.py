@@ -114,6 +114,11 @@ class _Rank:
         if self.process.poll() is None:
             self.process.send_signal(number)
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether a request to stop was passed on to it."""
+        return bool(self._passed_on)
+
     def end(self, number: int) -> None:
         """End a process that does not end by itself."""
         if self.process.poll() is None:
@@ -172,6 +177,7 @@ class _Crew:
         """Wait until all have ended, and see to it that they do."""
         while any(rank.code is None for rank in self._ranks):
             self._pass_signals_on()
+            self._stop_together()
             if self._first_failed is None:
                 self._notice_failure()
             if self._deadline is not None and time.monotonic() > self._deadline[0]:
@@ -185,6 +191,13 @@ class _Crew:
             # Of those that failed at the same time, one that was killed is the reason for the others.
             self._first_failed = min(failed, key=lambda rank: (rank.code or 0) > 0)
             self._deadline = self._deadline or (time.monotonic() + TO_END, signal.SIGTERM)
+
+    def _stop_together(self) -> None:
+        """A rank that somebody has stopped before it met the others leaves them waiting for it: they stop too."""
+        if any(rank.code == START_AGAIN for rank in self._ranks):
+            for rank in self._ranks:
+                if not rank.was_asked:
+                    rank.tell(signal.SIGTERM)
 
     def _pass_signals_on(self) -> None:
         while self._requests.kept:
