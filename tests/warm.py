@@ -241,9 +241,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     subprocess.Popen = Popen  # type: ignore[misc]
     np.random.seed()
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    torch.set_num_threads(
-        int(threads) if threads.isascii() and threads.isdecimal() and int(threads) else os.cpu_count() or 1
-    )
+    is_number = threads.isascii() and threads.isdecimal() and 0 < int(threads) <= 1024
+    torch.set_num_threads(int(threads) if is_number else os.cpu_count() or 1)
     if request["before"] is not None:
         request["before"]()
 

@@ -10,7 +10,7 @@ import threading
 import time
 
 from isoscale import signals
-from isoscale.errors import INTERRUPTED, START_AGAIN, Stopped
+from isoscale.errors import INTERRUPTED, START_AGAIN, StoppedEarly
 from isoscale.printing import shout
 
 PATIENCE = 5.0
@@ -64,7 +64,7 @@ def _stop(number: int, frame: object) -> None:
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     shout(f"{_asked}: stopped before the training began; nothing is lost\n")
-    raise Stopped
+    raise StoppedEarly
 
 
 def _see_to_it(reading: int) -> None:

@@ -45,6 +45,10 @@ class Stopped(SystemExit):
         self.code = START_AGAIN
 
 
+class StoppedEarly(Stopped):
+    """Stopped on request before the training began; other ranks have not heard of it yet."""
+
+
 class PeerFailed(Exception):
     """Another rank failed, and so this one cannot go on; says which one and why, and ends as that one does."""
 
@@ -65,6 +69,8 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
+    if isinstance(error, Stopped):
+        return START_AGAIN
     can_be_fixed = isinstance(error, UserError) or is_full_disk(error) or _is_long_name(error)
     return USER_CAN_FIX if can_be_fixed else FAILED
 
@@ -75,6 +81,8 @@ def message(error: BaseException) -> str:
         return str(error)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, StoppedEarly):
+        return "stopped on request before the training began; nothing is lost"
     if isinstance(error, OSError) and is_full_disk(error):
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}\n  make room or fix the permissions, then start the same command again"

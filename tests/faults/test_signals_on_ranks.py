@@ -477,3 +477,23 @@ def test_workers_outlive_a_signal_to_the_whole_group_of_a_rank(tmp_path: Path) -
     assert sha(tmp_path / "run") == sha(tmp_path / "whole") and timeless(tmp_path / "run") == timeless(
         tmp_path / "whole"
     )
+
+
+def stopped_before_it_trains() -> None:
+    """Ask the second rank to stop when all have met, and it does not listen for the training yet."""
+    from isoscale.session import Session
+
+    check = Session._check_data
+
+    def asked(*words: Any) -> Any:
+        if os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return check(*words)
+
+    Session._check_data = asked  # type: ignore[method-assign]
+
+
+def test_a_rank_that_is_stopped_before_it_trains_leaves_none_of_them_waiting(tmp_path: Path) -> None:
+    ended = Command(2, tmp_path, RECIPE, stopped_before_it_trains).ended(60)
+    assert [end.code for end in ended] == [75, 75], ended
+    assert "before the training began" in ended[0].err and "Traceback" not in ended[0].err + ended[1].err, ended

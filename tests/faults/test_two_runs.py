@@ -94,16 +94,25 @@ def wait_for(step: int, run: Path, *processes: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+def pause(process: subprocess.Popen[str]) -> None:
+    """Stop a process; it may go on for a moment, on another core."""
+    process.send_signal(signal.SIGSTOP)
+    states = [""]
+    while set(states) != {"T"}:
+        files = Path(f"/proc/{process.pid}/task").glob("*/stat")
+        states = [file.read_text().rpartition(")")[2].split()[0] for file in files]
+
+
 def test_one_that_wakes_up_after_another_took_over_writes_nothing_and_says_who_has_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     asleep = warm.Popen(command(*LONG), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_for(20, run, asleep)
-    asleep.send_signal(signal.SIGSTOP)
+    pause(asleep)
     saved = newest_step(run)
     (run / NAME).unlink()  # somebody knows that nothing trains there
     awake = warm.Popen(command(*LONG), cwd=tmp_path, stdout=subprocess.DEVNULL)
     wait_for(saved + 60, run, awake)
-    awake.send_signal(signal.SIGSTOP)
+    pause(awake)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != NAME}
     pointed = os.readlink(run / "checkpoints/last")
     asleep.send_signal(signal.SIGCONT)

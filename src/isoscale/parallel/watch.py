@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from isoscale.errors import FAILED, PeerFailed, exit_code, message
+from isoscale.errors import FAILED, PeerFailed, Stopped, exit_code, message
 from isoscale.parallel.hub import BEAT, GO_ON, AwakeClock, Cause, Line, knock
 from isoscale.parallel.process import end_of
 from isoscale.parallel.secret import Key
@@ -118,7 +118,7 @@ class Watch:
         return self.cause.error()
 
     def _publish(self, words: str, code: int, error: BaseException) -> None:
-        was_asked = isinstance(error, KeyboardInterrupt)  # where it was then tells nobody anything
+        was_asked = isinstance(error, KeyboardInterrupt | Stopped)  # where it was then tells nobody anything
         text = "" if was_asked else "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
         self._line.send(cause=asdict(Cause((self.rank,), words, code, text, raised=True)))
         self._known.wait(HEAR)

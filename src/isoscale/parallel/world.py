@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isoscale.errors import Stopped, UserError
+from isoscale.errors import Stopped, StoppedEarly, UserError
 from isoscale.parallel import pinning
 from isoscale.parallel.board import Board, Store, prefixed
 from isoscale.parallel.environment import Environment, find
@@ -216,9 +216,9 @@ def guarded(on_abort: Callable[[str], None] | None = None, timeout: float | None
     _limit(timeout)
     try:
         yield
-    except (Stopped, GeneratorExit):
-        raise
     except BaseException as error:
+        if isinstance(error, Stopped | GeneratorExit) and not isinstance(error, StoppedEarly):
+            raise  # all ranks have agreed to it
         raised = watch.failed(error)
         watch.linger()
         if raised is error:
