@@ -154,6 +154,8 @@ class _Crew:
         self._ranks: list[_Rank] = []
         self._requests = signals.Requests()
         self._first_failed: _Rank | None = None
+        self._first_stopped: float | None = None
+        """When the first of them had stopped on request."""
         self._deadline: tuple[float, int] | None = None
         """When to end the ranks that are left, and by which signal."""
 
@@ -194,7 +196,10 @@ class _Crew:
 
     def _stop_together(self) -> None:
         """A rank that somebody has stopped before it met the others leaves them waiting for it: they stop too."""
-        if any(rank.code == START_AGAIN for rank in self._ranks):
+        if not any(rank.code == START_AGAIN for rank in self._ranks):
+            return
+        self._first_stopped = self._first_stopped or time.monotonic()
+        if time.monotonic() > self._first_stopped + TO_OBEY:  # those that are on their way out need no word
             for rank in self._ranks:
                 if not rank.was_asked:
                     rank.tell(signal.SIGTERM)
