@@ -4,19 +4,14 @@ from typing import Annotated
 
 import typer
 
-from isoscale.cli import complete
+from isoscale.cli.apply import RUN
 from isoscale.cli.arguments import Trust
 from isoscale.cli.output import print_json
 from isoscale.printing import echo
 
 
 def check(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN", help="Directory or name of a run; by default the newest.", autocompletion=complete.runs
-        ),
-    ] = None,
+    run: RUN = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
     trust: Trust = False,
 ) -> None:

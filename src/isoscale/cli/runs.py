@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoscale.cli import complete, send
+from isoscale.cli import send
+from isoscale.cli.apply import RUN
 from isoscale.cli.output import print_columns, print_json
 from isoscale.printing import echo
 
@@ -76,12 +77,7 @@ def _best(summary: dict[str, Any]) -> str:
 
 @app.command("show")
 def show(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN", help="Directory or name of a run; by default the newest.", autocompletion=complete.runs
-        ),
-    ] = None,
+    run: RUN = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Show where a run stands: status, step, metrics, hash of the weights."""
