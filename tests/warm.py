@@ -43,6 +43,8 @@ IMPORTED = (
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _NAME = b"warm server"
+_FOR_OTHERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""What comes to the group of a server is for the process that it serves."""
 _ARGUMENTS = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 _control = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _server: socket.socket | None = None
@@ -65,7 +67,7 @@ class Popen(subprocess.Popen):
             "variables": dict(os.environ if asked["env"] is None else asked["env"]),
             "before": asked["preexec_fn"],
             "session": asked["start_new_session"],
-            # Not in the group of the tests: where a process of a test is stopped, the kernel may hang up on its group.
+            # Not in the group of the tests, on which the kernel might hang up: see the end of this file.
             "group": 0 if asked["process_group"] in (None, -1) and not _is_warm else asked["process_group"],
         }
         pipes = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
@@ -193,7 +195,8 @@ def _ask(request: dict[str, Any], descriptors: list[int]) -> int:
 def _serve(asked: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Start what is asked for, for as long as the parent lives; returns in each new process, with the request."""
     _control(_PR_SET_NAME, _NAME)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that this one serves
+    for number in _FOR_OTHERS:
+        signal.signal(number, signal.SIG_IGN)
     while True:
         header, descriptors, _, _ = socket.recv_fds(asked, 8, 3)
         if not header:
@@ -206,6 +209,8 @@ def _serve(asked: socket.socket) -> tuple[dict[str, Any], list[int]]:
                 os._exit(0)
             while os.getppid() == middle:
                 time.sleep(0.0002)
+            for number in _FOR_OTHERS:
+                signal.signal(number, signal.SIG_DFL)
             asked.sendall(struct.pack("q", os.getpid()))
             asked.close()
             return pickle.loads(message), descriptors
@@ -215,7 +220,7 @@ def _serve(asked: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Have the streams, folder, variables and group that were asked for, as a new process has them."""
+    """Have the streams, folder and variables that were asked for, as a new process has them."""
     global _is_warm
     _is_warm = True
     assert _server is not None
@@ -230,10 +235,6 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     else:
         sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    if request["session"]:
-        os.setsid()
-    elif request["group"] not in (None, -1):
-        os.setpgid(0, request["group"])
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["variables"])
@@ -310,6 +311,12 @@ if __name__ == "__main__":
     while True:
         request, descriptors = _serve(asked)
         _server, asked = socket.socketpair()
+        # Before the server is there, which shares it: where a process ends whose parent is in another group, and one in
+        # its own stands still, the kernel hangs up on that group, which would be that of all tests.
+        if request["session"]:
+            os.setsid()
+        elif request["group"] not in (None, -1):
+            os.setpgid(0, request["group"])
         server = os.fork()
         if server:
             asked.close()
