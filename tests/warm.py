@@ -288,6 +288,7 @@ def _live(words: list[str], server: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on this is no command any more
     with suppress(OSError):
         os.kill(server, signal.SIGKILL)
         os.waitpid(server, 0)

@@ -1,6 +1,7 @@
 """`isoscale`, and `python -m isoscale`."""
 
 import os
+import signal
 import sys
 
 if __name__ == "__main__" and sys.path[0] == os.getcwd() and not sys.flags.safe_path:
@@ -23,7 +24,10 @@ def run() -> None:
         os._exit(INTERRUPTED)
     except Stopped as stopped:
         os._exit(stopped.exit_code)
-    run_command()
+    try:
+        run_command()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # there is nothing left to interrupt but the end of Python
 
 
 if __name__ == "__main__":

@@ -304,3 +304,10 @@ def test_a_training_that_has_stopped_may_take_long_to_end(tmp_path: Path):
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75 and "ended in peace" in out, (out, err)
+
+
+def test_ctrl_c_when_a_command_is_over_changes_nothing(tmp_path: Path):
+    code = "import atexit, os, signal, sys; atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+    code += "sys.argv = ['isoscale', '--version']; from isoscale.__main__ import run; run()"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")

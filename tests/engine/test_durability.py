@@ -1,6 +1,8 @@
 """What a run relies on is brought to the disk in an order that a crash of the machine cannot spoil."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,19 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_name_afterwards(t
     (what, aside), (named, path), (then, folder) = happened
     assert (what, named, path) == ("synced", f"named {aside}", str(tmp_path / "run.json"))
     assert (then, folder) == ("synced", str(tmp_path))
+
+
+def test_what_a_killed_process_has_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path):
+    code = "from isoscale.observe.files import written_aside; from pathlib import Path; import time\n"
+    code += "with written_aside(Path('network.pt')): print('writes', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None and writer.stdout.readline()
+        (tmp_path / ".network.pt-of-mine").touch()
+        write_aside(tmp_path / "network.pt", "whole")
+        assert len(list(tmp_path.glob(".network.pt-*"))) == 2
+        writer.kill()
+    write_aside(tmp_path / "network.pt", "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".network.pt-of-mine", "network.pt"]
 
 
 def test_record_recipe_and_checkpoints_of_a_run_survive_a_crash_of_the_machine(tmp_path: Path, happened: list):

@@ -270,6 +270,7 @@ def siege(num_kills: int, seed: int, log: TextIO, folder: Path) -> int:
             log.write(f"      FAILED: {name}: {error}\n      see {folder}/failed{num_failed}\n")
         log.flush()
         remove(struck, WORKS[name].leftovers)
+        remove(struck, ".*")
         num_done += 1
     log.write(f"{num_signals} signals, {num_done} works, {num_failed} failures, {time.monotonic() - began:.0f} s\n")
     return num_failed

@@ -5,6 +5,8 @@ folder inside it that is a link is refused, because what it points to is not the
 """
 
 import errno
+import fcntl
+import glob
 import os
 import shutil
 import stat
@@ -120,13 +122,13 @@ def write_aside(path: Path, content: str | bytes, synced: bool = True) -> None:
 def written_aside(path: Path, synced: bool = True) -> Iterator[BinaryIO]:
     """A file beside `path` to be written, which gets that name when it is whole and on the disk, and else is removed.
 
-    A library that wants a path instead finds it as `.name`.
+    A library that wants a path instead finds it as `.name`. What processes that were killed have left there is removed.
     """
     refuse_link(path)
-    # Nobody can have put a link there: the name cannot be guessed, and one that is taken is refused.
-    aside = path.with_name(f".{path.name[:50]}-{int.from_bytes(os.urandom(6))}")
+    _remove_abandoned(path)
+    file, aside = _open_aside(path)
     try:
-        with aside.open("xb") as file:
+        with file:
             yield file
         if synced:
             sync_file(aside)
@@ -139,6 +141,35 @@ def written_aside(path: Path, synced: bool = True) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None  # the one that people know
         raise
+
+
+def _open_aside(path: Path) -> tuple[BinaryIO, Path]:
+    """A new file, locked for as long as it is written.
+
+    Nobody can have put a link there: the name cannot be guessed, and one that is taken is refused.
+    """
+    while True:
+        aside = path.with_name(f".{path.name[:50]}-{int.from_bytes(os.urandom(6))}")
+        file = aside.open("xb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # somebody takes it for abandoned
+            file.close()
+            continue
+        except OSError:  # a file system without locks
+            return file, aside
+        if os.fstat(file.fileno()).st_nlink:
+            return file, aside
+        file.close()
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what was to become this file and never did: whoever writes one has it locked."""
+    for aside in path.parent.glob(f".{glob.escape(path.name[:50])}-*"):
+        if aside.name.rpartition("-")[2].isdigit():
+            with suppress(OSError), aside.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                aside.unlink()
 
 
 def sync_file(path: Path) -> None:
