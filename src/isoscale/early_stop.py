@@ -6,8 +6,12 @@ another error, or as none; and a library may not let Python hear of it for minut
 
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from isoscale import signals
 from isoscale.errors import INTERRUPTED, START_AGAIN, StoppedEarly
@@ -30,12 +34,19 @@ def listen() -> None:
     for number in signals.heard():
         signal.signal(number, _stop)
     if _guard is None:
+        sys.unraisablehook = partial(_report_unraisable, sys.unraisablehook)
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # told at once, whatever the main thread is in
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a signal to a child is not for this one
         _guard = threading.Thread(target=_see_to_it, args=(reading,), daemon=True, name="isoscale-early-stop")
         _guard.start()
+
+
+def _report_unraisable(report: Callable[[Any], Any], found: Any) -> None:
+    """A request that comes where nothing can be raised is no error: `asked` tells it to whoever trains."""
+    if not isinstance(found.exc_value, StoppedEarly):
+        report(found)
 
 
 def asked() -> str | None:

@@ -311,3 +311,12 @@ def test_ctrl_c_when_a_command_is_over_changes_nothing(tmp_path: Path):
     code += "sys.argv = ['isoscale', '--version']; from isoscale.__main__ import run; run()"
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_a_request_that_comes_where_nothing_can_be_raised_is_still_known(tmp_path: Path):
+    code = "import os, signal; from isoscale import early_stop; early_stop.listen()\n"
+    code += "class Late:\n    def __del__(self):\n        os.kill(os.getpid(), signal.SIGTERM)\n"
+    code += "Late()\nprint(early_stop.asked(), flush=True); os._exit(0)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "SIGTERM\n")
+    assert found.stderr == "SIGTERM: stopped before the training began; nothing is lost\n"
