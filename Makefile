@@ -1,8 +1,8 @@
 # Two commands do everything on a fresh machine: `make train` and `make test`.
 
 PYTHON ?= python3
-# One more than there are cores, because some tests wait; each takes a gigabyte of memory.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
+# Two more than there are cores, because some tests wait; each takes a gigabyte of memory.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN || echo 2); echo $$((cores < 8 ? cores + 2 : 8)))
 ARGS ?=
 COVERAGE ?=
 

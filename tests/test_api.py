@@ -68,6 +68,7 @@ def test_a_directory_without_a_run_is_none(tmp_path: Path):
         isoscale.Run.load(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [

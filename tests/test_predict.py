@@ -200,6 +200,7 @@ WAYS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_row_is_predicted_in_order_and_in_stored_units(way: str, run: isoscale.Run, tmp_path: Path):
     data = saved(tmp_path, WAYS[way]) if isinstance(WAYS[way], str) else WAYS[way]
@@ -208,6 +209,7 @@ def test_every_row_is_predicted_in_order_and_in_stored_units(way: str, run: isos
     torch.testing.assert_close(found["prediction"], expected(run), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_row_is_predicted_without_transforms_too(way: str, plain: isoscale.Run, tmp_path: Path):
     data = saved(tmp_path, WAYS[way]) if isinstance(WAYS[way], str) else WAYS[way]
@@ -216,6 +218,7 @@ def test_every_row_is_predicted_without_transforms_too(way: str, plain: isoscale
     torch.testing.assert_close(isoscale.predict(plain, data=data)["prediction"], rows, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler",
     [SOME, SubsetRandomSampler(SOME), SubsetRandomSampler(torch.tensor(SOME))],

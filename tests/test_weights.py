@@ -149,6 +149,7 @@ def test_a_new_last_layer_is_proposed_and_what_is_proposed_works(tmp_path: Path)
     assert torch.equal(task.model.layer4[1].bn2.running_var, weights["layer4.1.bn2.running_var"])
 
 
+@pytest.mark.slow
 def test_weights_of_another_network_are_named_and_counted(tmp_path: Path):
     path = save(random_weights(ResNet(34, 10)), tmp_path / "resnet34.pth")
     with pytest.raises(UserError) as caught:

@@ -101,6 +101,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_no_command_builds_what_a_foreign_run_names(foreign: Make, marker: Path, words: list[str]) -> None:
     foreign(in_task(system(marker)))
@@ -127,6 +128,7 @@ LOOKING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["os.system", "foreign.evil.Net", "evil.Net"])
 @pytest.mark.parametrize("words", LOOKING.values(), ids=LOOKING)
 def test_to_look_imports_and_builds_nothing(foreign: Make, marker: Path, name: str, words: list[str]) -> None:
@@ -385,6 +387,7 @@ def test_a_foreign_study_measures_nothing(marker: Path) -> None:
         app(["scale", "--run", "foreign", "--measure", "1:1"], standalone_mode=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -126,6 +126,7 @@ def made(**given: str) -> str | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [place for place in HARMLESS if place not in ("option", "activate")])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXT)
@@ -186,6 +187,7 @@ def test_a_second_line_is_refused_everywhere(place: str):
     assert made(**{place: "--x\n#SBATCH --uid=0"}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [(["--account", 'a" --uid="0'], "cannot stand in a job script"),

@@ -167,6 +167,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inputs", "targets", "message"), VALUES.values(), ids=VALUES)
 def test_values_that_no_network_learns_from_are_named_with_what_to_type(isoscale, inputs, targets, message):
     np.save("x.npy", inputs, allow_pickle=True)
@@ -182,6 +183,7 @@ def test_values_that_no_network_learns_from_are_named_with_what_to_type(isoscale
 WELCOME = {"the other byte order": ">f4", "half precision": "f2", "double precision": "f8"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", WELCOME.values(), ids=WELCOME)
 @pytest.mark.parametrize("labels", ["u8", "u2", ">i4", "i1", "?"])
 def test_floats_and_labels_of_every_width_are_welcome(isoscale, dtype, labels):

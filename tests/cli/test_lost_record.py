@@ -22,6 +22,7 @@ SPOILT: dict[str, Callable[[Path], None]] = {
 WORDS = {"empty": "is empty", "missing": "is missing", "another value": "holds a list"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", SPOILT)
 def test_every_command_works_and_says_so(isoscale, copied, how: str):
     run = copied("runs/a")

@@ -186,6 +186,7 @@ class TestTraining:
         for number, length in enumerate(self.LENGTHS):
             assert sorted(row for system, rows in last if system == number for row in rows) == list(range(length))
 
+    @pytest.mark.slow
     def test_a_stop_is_invisible(self, tmp_path: Path) -> None:
         whole, straight = self.fit(tmp_path / "whole", 48)
         self.fit(tmp_path / "parts", 24)
@@ -193,6 +194,7 @@ class TestTraining:
         assert sha(whole) == sha(parts) and timeless(whole) == timeless(parts)
         assert task.seen == straight.seen
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("keys", [{"data.residency": "host"}, {"train.accumulate": 2}, {"parallel.reduce": "tree"}])
     def test_it_works_in_every_combination(self, keys: dict[str, Any], tmp_path: Path) -> None:
         plain, seen = self.fit(tmp_path / "plain", 20)

@@ -14,6 +14,7 @@ def test_an_exact_shuffle_has_the_quality_one(num_samples, batch_size):
     assert shuffle_quality(Order(num_samples, 0), num_samples, batch_size) == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(1, 1), (2, 1), (7, 7), (10, 3), (100, 99), (10, 50)])
 def test_few_samples_or_a_batch_of_all_are_no_special_case(num_samples, batch_size):
     assert shuffle_quality(Order(num_samples, 1), num_samples, batch_size) == pytest.approx(1, abs=0.05)

@@ -157,6 +157,7 @@ def test_an_epoch_delivers_every_sample_once(kind):
     feed.close()
 
 
+@pytest.mark.slow
 @FEEDS
 @settings(max_examples=30, suppress_health_check=[HealthCheck.differing_executors])
 @given(plans(), st.data())
@@ -398,6 +399,7 @@ def test_auto_leaves_a_dataset_of_single_samples_on_the_host():
     assert choose(Subset(dataset, torch.arange(2)), "auto", 2**40, 2**40) == "host"
 
 
+@pytest.mark.slow
 @settings(max_examples=30, suppress_health_check=[HealthCheck.differing_executors])
 @given(plans(), st.lists(st.integers(0, 300), min_size=1, max_size=3))
 def test_files_are_delivered_the_same_from_device_host_and_disk(plan, starts):

@@ -121,6 +121,7 @@ class TestInARun:
         keys = {**QUIET, "train.epochs": epochs}
         return isoscale.Trainer(self.RECIPE, run=path, **keys).fit(self.task(), sources)
 
+    @pytest.mark.slow
     def test_it_learns_and_predicts_in_the_units_of_the_target(self, tmp_path: Path) -> None:
         run = self.fit(tmp_path / "run", 40)
         assert run.metrics["val/loss"] < 1e-4

@@ -190,6 +190,7 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], 
     fatal[0] = None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True], ids=["new", "in place of an earlier one"])
 def test_a_kill_at_any_moment_is_invisible(tmp_path: Path, moments: Any, replaces: bool):
     make_inputs(tmp_path / "data", [(2, 3, 2)] * 2)

@@ -250,6 +250,7 @@ def test_numbers_and_fractions_mix():
     assert {role: len(indices) for role, indices in found.items()} == {"train": 50, "val": 20, "test": 25}
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.integers(1, 5000), st.integers(0, 100), st.integers(0, 100))
 def test_fractions_that_sum_to_one_use_every_sample_once_whatever_the_rounding(length, one, other):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isoscale.data.order import OUT_OF_PASSES
 from isoscale.data.window_order import WindowOrder
 from isoscale.errors import UserError
-from tests.helpers import sha, train
+from tests.helpers import first_of, sha, train
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_every_epoch_visits_every_sample_exactly_once(order, epoch):
     assert torch.equal(visited.sort().values, torch.arange(order.num_samples))
 
 
-@pytest.mark.parametrize("num_samples", range(1, 40))
+@pytest.mark.parametrize("num_samples", first_of(range(1, 40), 1, 2, 3, 5, 8, 13, 24, 39))
 def test_all_small_cases_are_permutations_on_host_and_device(num_samples):
     for block in (1, 2, 3, 5, 8, 50):
         for window in (1, 2, 3, 50):

@@ -137,6 +137,7 @@ def seen(make: Callable[[Path, bool], Source], folder: Path) -> Comparison:
     return compare(before.entries, {"train": make(folder, True)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", CERTAIN.values(), ids=CERTAIN)
 def test_one_value_that_changed_is_noticed_in_every_kind_of_data(make, tmp_path: Path):
     found = seen(make, tmp_path)
@@ -149,6 +150,7 @@ def test_what_a_dataset_holds_is_looked_at_too(make, tmp_path: Path):
     assert not found.changed and any("its values differ" in how for how in found.doubtful.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", {**CERTAIN, **HANDED}.values(), ids={**CERTAIN, **HANDED})
 def test_data_that_is_written_again_as_it_was_passes(make, tmp_path: Path):
     before = compare(None, {"train": make(tmp_path, False)}).entries

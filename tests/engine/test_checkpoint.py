@@ -428,6 +428,7 @@ def test_what_saving_costs_is_told_with_the_next_window_only(tmp_path: Path) -> 
     assert all(0 < seconds < 60 for seconds in told.values())
 
 
+@pytest.mark.slow
 def test_a_training_whose_checkpoint_could_not_be_written_ends_at_the_next_boundary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

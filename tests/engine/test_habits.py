@@ -37,10 +37,16 @@ def stopping(module: Any, step: int) -> Any:
     return module
 
 
+OFTEN_SEEN = [
+    habits.Unfreezing, habits.UnfreezingInTheStep, habits.AddingToTheOptimizer, habits.EvalInEpochStart,
+    habits.FlagsInEpochStart, habits.Curriculum, habits.HiddenState, habits.ManualAccumulation, habits.Complex,
+    habits.TorchAverage,
+]  # fmt: skip
 NOT_LIGHTNINGS = {habits.DrawsAnywhere}
 """Random numbers come from other places here."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "habit", [each for each in habits.HABITS if each not in NOT_LIGHTNINGS], ids=lambda habit: habit.__name__
 )
@@ -54,7 +60,7 @@ def test_a_habit_gives_the_weights_of_lightning(habit: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("habit", habits.HABITS, ids=lambda habit: habit.__name__)
+@pytest.mark.parametrize("habit", first_of(habits.HABITS, *OFTEN_SEEN), ids=lambda habit: habit.__name__)
 def test_a_habit_does_not_notice_a_stop(habit: Any, tmp_path: Path) -> None:
     straight, again = habits.made(habit)[0], None
     fit(straight, habits.Points(), tmp_path / "straight", EPOCHS)
@@ -102,13 +108,6 @@ def trained_on(world: int, habit: Any, path: Path, batch_size: int, step: int | 
 def _made(habit: Any, batch_size: int, step: int | None) -> tuple[Any, Any]:
     module, data = habits.made(habit, batch_size)
     return module if step is None else stopping(module, step), data
-
-
-OFTEN_SEEN = [
-    habits.Unfreezing, habits.UnfreezingInTheStep, habits.AddingToTheOptimizer, habits.EvalInEpochStart,
-    habits.FlagsInEpochStart, habits.Curriculum, habits.HiddenState, habits.ManualAccumulation, habits.Complex,
-    habits.TorchAverage,
-]  # fmt: skip
 
 
 @pytest.mark.slow

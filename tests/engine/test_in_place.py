@@ -118,6 +118,7 @@ class TwoLoaders:
         return self._loader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [16, 64])
 @pytest.mark.parametrize(("kind", "residency"), CASES)
 def test_nothing_remains_of_what_a_step_does_to_its_batch(kind: str, residency: str, batch_size: int, tmp_path: Path):
@@ -140,6 +141,7 @@ def test_nothing_remains_of_what_a_step_does_to_its_batch(kind: str, residency: 
         assert np.array_equal(np.load(tmp_path / "input.npy"), X.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transforms", [["scale"], [f"{__name__}.Centred"], [f"{__name__}.Centred", "scale"]], ids=str)
 @pytest.mark.parametrize(
     ("kind", "residency"), [(kind, "device") for kind in ("tensors", "source")] + [("source", "host")]

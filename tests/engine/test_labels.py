@@ -206,6 +206,7 @@ TASKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", list(TASKS))
 def test_a_training_does_not_depend_on_the_form_of_its_labels(task: str, tmp_path: Path) -> None:
     expected = metrics_of(fit(TASKS[task](), LABELS, tmp_path / "plain"))

@@ -97,6 +97,7 @@ def both(
     return ours, theirs, run, trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BoringModel", "ManualOptimBoringModel", "DemoModel"])
 def test_lightnings_own_small_modules_reach_the_same_weights(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -316,6 +317,7 @@ class ShuffledBatches(Sampler):
             yield list(range(5 * place, 5 * place + 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(samplers()))
 def test_a_run_with_a_random_sampler_goes_on_in_its_order(name: str, tmp_path: Path) -> None:
     def data() -> Any:
@@ -620,6 +622,7 @@ class Restarted:
         assert straight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [modules.Sequential, modules.LongCycle, modules.DictOfEpoch, modules.Plateau, modules.Adversarial, modules.WarmUp],
@@ -649,6 +652,7 @@ class Interrupting(modules.Sequential):
         self._maybe("on_train_epoch_end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "step"), [("on_train_batch_end", 11), ("on_validation_batch_start", 16), ("on_train_epoch_end", 8)]
 )

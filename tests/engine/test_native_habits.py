@@ -262,6 +262,7 @@ def test_a_layer_that_is_unfrozen_is_trained_and_clipped_as_by_hand(tmp_path: Pa
         torch.testing.assert_close(found[name], tensor, msg=lambda text, n=name: f"{n}: {text}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [Thawing, Hooked, Clipping, Fourier, Annealed], ids=lambda cls: cls.__name__)
 def test_parts_of_a_batch_add_up_to_the_whole(cls: Any, tmp_path: Path) -> None:
     class WithoutNorm(cls):  # its statistics would be those of parts

@@ -93,6 +93,7 @@ def test_an_optimizer_by_name_gives_the_weights_of_torchs_own(name: str, argumen
     assert not torch.equal(weights(mine), weights(network()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments"), VARIANTS, ids=IDS)
 def test_saving_and_loading_an_optimizer_in_the_middle_changes_no_bit(
     name: str, arguments: dict[str, Any], tmp_path: Path

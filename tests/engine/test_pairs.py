@@ -64,6 +64,7 @@ def test_parts_of_a_loss_per_atom_add_up_whatever_the_sizes_of_the_molecules(edg
     assert added(per_atom, edges, scores, atoms) == pytest.approx(whole, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(LOSSES))
 @given(edges=cuts)
 def test_parts_of_every_named_loss_add_up_to_the_whole(name: str, edges: list[int]) -> None:

@@ -43,6 +43,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Exhibited]:
 
 
 class TestExhibits:
+    @pytest.mark.slow
     def test_a_training_shows_inputs_model_results_and_distributions(
         self, shown: list[Exhibited], tmp_path: Path
     ) -> None:

@@ -393,6 +393,7 @@ class TestNotFinite:
         data["input"][75] = value
         return isoscale.Sources(train=data, val=rows(37, 1))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     @pytest.mark.parametrize("every", [1, 3, 50])
     @pytest.mark.parametrize("cadence", ["1 steps", "1 epoch"])
@@ -409,6 +410,7 @@ class TestNotFinite:
         run = isoscale.Run(tmp_path / "run")
         assert run.status == "failed" and "NaN or infinite" in run.record["message"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
     @pytest.mark.parametrize("options", [{}, {"train__accumulate": 2}, {"parallel__reduce": "tree"}])
     def test_nothing_that_is_not_finite_is_ever_saved(
@@ -428,6 +430,7 @@ class TestNotFinite:
         assert found is not None and found[0].name == "step_00000007"
         assert all(bool(tensor.isfinite().all()) for group in found[1][0].values() for tensor in group.values())
 
+    @pytest.mark.slow
     def test_a_run_goes_on_from_its_last_good_checkpoint_when_the_cause_is_gone(self, tmp_path: Path) -> None:
         class Fragile(Watched):
             broken = True

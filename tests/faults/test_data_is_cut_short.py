@@ -60,6 +60,7 @@ def assert_named(read: Callable[[], object], path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [SCATTERED, torch.arange(ROWS)], ids=["scattered", "neighbours"])
 @pytest.mark.parametrize("make", MAPPED.values(), ids=MAPPED)
 def test_a_file_that_is_cut_while_it_is_mapped_is_named(make, rows, tmp_path: Path):

@@ -128,6 +128,7 @@ def test_a_recipe_that_is_imported_is_whole_or_not_there(disk: Disk, isoscale: C
     assert listing(disk) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 4 * PAGE])
 def test_a_sweep_that_has_no_room_leaves_nothing(disk: Disk, isoscale: Callable, room: int):
     words = ["sweep", "images/digits", "seed=0,1", "train.epochs=1", "data.subset=100", "--run", str(disk.path / "s")]

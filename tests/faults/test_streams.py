@@ -36,7 +36,7 @@ def shell(words: list[str], streams: str, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streams", first_of(STREAMS, ">&- 2>&-", ">/dev/full"))
+@pytest.mark.parametrize("streams", first_of(STREAMS, ">&- 2>&-"))
 def test_a_training_goes_on_whatever_becomes_of_its_words(streams: str, tmp_path: Path) -> None:
     code, said = shell(command(*TRAIN), streams, tmp_path)
     assert (code, "Exception" in said, "Traceback" in said) == (0, False, False)
@@ -63,7 +63,7 @@ def test_a_script_without_streams_trains_and_leaves_the_files_of_its_run_alone(t
     assert b"said by a library" not in b"".join(path.read_bytes() for path in tmp_path.glob("run/*.*"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_code_of_the_user_may_print_to_a_reader_that_has_gone(tmp_path: Path) -> None:
     (tmp_path / "talkative.py").write_text(
         "from isoscale.science.images import Classifier\n\n"

@@ -70,6 +70,7 @@ def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
     assert len(one) == len(other) and all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=PLANS, start=st.integers(0, 400), order=st.sampled_from(ORDERS))
 def test_every_residency_goes_on_alike_from_any_step(

@@ -29,6 +29,7 @@ def test_residency_does_not_change_a_bit(reduce: str, accumulate: int, tmp_path:
     assert timeless(on_device) == timeless(on_host)
 
 
+@pytest.mark.slow
 def test_the_number_of_steps_a_launch_does_not_change_a_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, plain = [], EagerProgram.run
 
@@ -46,6 +47,7 @@ def test_the_number_of_steps_a_launch_does_not_change_a_bit(tmp_path: Path, monk
     assert timeless(runs[0]) == timeless(runs[1])
 
 
+@pytest.mark.slow
 def test_logging_checkpoints_and_evaluation_do_not_change_the_weights(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain", train__epochs=3, checkpoint__every="never", train__evaluate="never")
     often = {"checkpoint__every": "2 steps", "observe__every": 1, "train__evaluate": "5 steps"}

@@ -118,6 +118,7 @@ EPOCH = {"train__epochs": 1, "data__subset": 300, "schedule": {"name": "constant
 LONGER = {**EPOCH, "train__epochs": 15}
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_tensorboard_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = train(tmp_path / "whole", **LONGER)
     run = train(tmp_path / "run", **EPOCH, observe__tensorboard=1)

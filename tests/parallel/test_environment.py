@@ -162,6 +162,7 @@ def test_the_script_of_a_slurm_job_is_alone_and_says_so():
     assert (find(shell).world, find(shell).note) == (1, ""), "an interactive shell is a step of one task"
 
 
+@pytest.mark.slow
 def test_steps_of_neighbouring_jobs_have_ports_of_their_own():
     ports = [
         find({**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port

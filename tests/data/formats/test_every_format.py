@@ -33,6 +33,7 @@ def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(threads, "CHUNK_BYTES", request.param * ARRAY[0].nbytes)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_pieces")
 @pytest.mark.parametrize("order", ORDERS)
 def test_rows_come_in_the_order_asked(write, order):
@@ -112,6 +113,7 @@ def _child(column, connection) -> None:
     connection.send(column.take(ORDERS["random"]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_pieces")
 def test_a_forked_process_reads_for_itself(write):
     column = open_column(write(ARRAY))

@@ -85,6 +85,7 @@ def test_values_that_are_sent_later_keep_their_time(directory):
     assert metric.timestamp == 1234500
 
 
+@pytest.mark.slow
 def test_an_empty_database_is_made_once_and_a_home_that_cannot_be_written_costs_nothing(directory, monkeypatch):
     (directory.parent / "no-folder").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(directory.parent / "no-folder"))

@@ -100,6 +100,7 @@ class TestFiles:
 
 
 class TestTable:
+    @pytest.mark.slow
     def test_every_snapshot_has_a_row_and_every_metric_a_column_with_its_unit(self, trained: Any, called: Any) -> None:
         lines = called("test", str(trained[0].path)).splitlines()
         assert max(map(len, lines)) <= 100

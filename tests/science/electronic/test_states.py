@@ -61,6 +61,7 @@ def exact(grid: EnergyGrid, number: int, fermi: float, temperature: float) -> tu
     return integral(occupation), integral(lambda energy: energy * occupation(energy)), integral(entropy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [300.0, 3000.0, 30000.0])
 @pytest.mark.parametrize("grid", [EnergyGrid(6, 2.5, -5.0), EnergyGrid(40, 0.1, -1.0)])
 def test_the_weights_are_the_integrals_of_hats(grid: EnergyGrid, temperature: float):

@@ -115,6 +115,7 @@ def python_2_pickle(labels: list[int], data: np.ndarray) -> bytes:
     return b"\x80\x02}(" + text(b"labels") + listed + text(b"data") + array + b"u."
 
 
+@pytest.mark.slow
 def test_both_versions_of_cifar_10_read_the_same(tmp_path: Path, records: np.ndarray):
     binary, pickled = tmp_path / "test_batch.bin", tmp_path / "test_batch"
     binary.write_bytes(records.tobytes())

@@ -270,6 +270,7 @@ def test_an_exported_run_is_the_same_potential(run: isoscale.Run, folder: Path, 
     assert "written as .pt (TorchScript) or .safetensors" in refused
 
 
+@pytest.mark.slow
 def test_a_run_without_test_data_says_how_it_can_be_tested(
     folder: Path, tmp_path: Path, called: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

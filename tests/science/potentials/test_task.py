@@ -288,6 +288,7 @@ def recipe(folder: Path, **task: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", ["system", "mixed"])
 @pytest.mark.parametrize("batch_size", [1, 3, "auto:6"])
 def test_systems_of_different_sizes_are_trained_together(tmp_path: Path, batches: str, batch_size: Any) -> None:
@@ -296,6 +297,7 @@ def test_systems_of_different_sizes_are_trained_together(tmp_path: Path, batches
     assert isoscale.test(run)["test/force_rmse"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("32", 1e-5), ("bf16", 1e-2), ("64", 0)])
 def test_a_run_learns_in_any_precision(tmp_path: Path, precision: str, tolerance: float) -> None:
     long = {"train__steps": 20, "train__evaluate": "5 steps", "optimizer__lr": 0.01, "data__batch_size": 4}
