@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import isoscale
-from isoscale.engine.checkpoint import Checkpoints, State, read
-from isoscale.engine.saver import Saver
+from isoscale.engine.state.checkpoint import Checkpoints, State, read
+from isoscale.engine.state.writer import Saver
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WIDTH = 2048

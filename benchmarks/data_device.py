@@ -22,10 +22,11 @@ import torch
 from torch import nn
 
 import isoscale
-from isoscale.data import device_feed
-from isoscale.engine.profile import Marks, Profile
-from isoscale.opening import open_session
-from isoscale.session import Given
+from isoscale.data.feeds import device as device_feed
+from isoscale.engine.diagnose.profile import Marks, Profile
+from isoscale.runs.open import open_run
+from isoscale.runs.opened import Given
+from isoscale.runs.session import Session
 
 NUM_ROWS, BATCH, EVERY, STEPS = 1_000_000, 1000, 50, 1500
 WIDTHS = [91, 400, 400, 201]
@@ -62,7 +63,7 @@ def phases(data: Any, precision: str, launch_bytes: int) -> dict[str, float]:
     Phases.seen = {}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            open_session(recipe, {}, Path(folder) / "run", Given(task(), data), profile=True).train()
+            Session(open_run(recipe, {}, Path(folder) / "run", Given(task(), data), profile=True)).train()
     finally:
         device_feed.LAUNCH_BYTES = before
     return {phase: statistics.mean(Phases.seen[phase]) for phase in PHASES}

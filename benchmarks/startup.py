@@ -97,9 +97,10 @@ def leave(phases: Phases) -> NoReturn:
 def isoscale_rank(phases: Phases) -> None:
     import torch.distributed as dist
 
-    from isoscale import opening, session
-    from isoscale.engine.programs import EagerProgram
+    from isoscale.engine.step.programs import EagerProgram
     from isoscale.parallel import world
+    from isoscale.runs import open as opening
+    from isoscale.runs import session
 
     phases.done("import isoscale")
     phases.watch(world.Rendezvous, "meet", "rendezvous")
@@ -282,7 +283,7 @@ def heading(trials: int, is_before_shown: bool) -> str:
     import torch
 
     import isoscale
-    from isoscale.engine.run_directory import hardware
+    from isoscale.runs.directory import hardware
 
     load = os.getloadavg()[1]
     return "\n".join([

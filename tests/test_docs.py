@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 from tests import warm
+from tests.study.browser import CHROMIUM, OPTIONS, needs_chromium
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -47,7 +48,7 @@ def executed_text(page: Path) -> str:
 EXECUTED = [page for page in [*PAGES, *NOTEBOOKS] if executed_text(page)]
 
 
-@pytest.mark.parametrize("page", ["reference.md", "components.md", "commands.md"])
+@pytest.mark.parametrize("page", ["reference.md", "components.md", "commands.md", "python.md"])
 def test_the_reference_is_up_to_date(page: str):
     written = load("make_reference").PAGES[page]()
     assert (DOCS / page).read_text(encoding="utf-8") == written, "run docs/make_reference.py"
@@ -114,12 +115,30 @@ def test_a_notebook_is_stored_without_outputs(notebook: Path):
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
-@pytest.mark.full
-def test_the_site_builds_without_a_warning_and_asks_no_other_server(tmp_path: Path):
+@pytest.fixture(scope="module")
+def site() -> Iterator[Path]:
+    """The pages as `make docs` builds them, without a warning."""
     pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'isoscale[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for page in (tmp_path / "site").rglob("*.html"):
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        yield Path(folder)
+
+
+@pytest.mark.full
+def test_the_site_asks_no_other_server(site: Path):
+    for page in site.rglob("*.html"):
         loaded = re.findall(r"<(?:script|img|link|iframe)\b[^>]*(?:src|href)=\"?(https?:[^\s\">]+)", page.read_text())
         assert not loaded, f"{page.name} loads {loaded}"
+
+
+@pytest.mark.full
+@needs_chromium
+@pytest.mark.parametrize("page", ["index.html", "how-to/train/checkpoints.html"])
+def test_a_page_that_is_opened_from_a_folder_can_search(site: Path, page: str, tmp_path: Path):
+    address = f"{(site / page).as_uri()}?q=hyperparameter"
+    command = [str(CHROMIUM), *OPTIONS, f"--user-data-dir={tmp_path}", "--virtual-time-budget=20000", address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = re.findall(r'<a href="([^"]+)" class="md-search-result__link"', done.stdout)
+    assert any("how-to/train/sweeps.html" in link for link in found), done.stderr[-2000:]

@@ -3,16 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 from isoscale._version import __version__
+from isoscale.system import moved
+
+moved.install()
 
 if TYPE_CHECKING:
-    from isoscale.api import Trainer, exhibits, predict, test, train
-    from isoscale.data.shuffle import shuffle_files
+    from isoscale.api import Trainer, train
     from isoscale.data.sources import Sources
-    from isoscale.engine.pairs import Pair
+    from isoscale.data.tools.shuffle import shuffle_files
+    from isoscale.engine.metrics.weighted_sum import Pair
     from isoscale.engine.task import Supervised, Task
     from isoscale.errors import UserError
-    from isoscale.exporting import export
-    from isoscale.run import Run
+    from isoscale.runs.export import export
+    from isoscale.runs.inference import exhibits, predict, test
+    from isoscale.runs.run import Run
 
 __all__ = [
     "Pair",
@@ -32,18 +36,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Pair": "isoscale.engine.pairs",
-    "Run": "isoscale.run",
+    "Pair": "isoscale.engine.metrics.weighted_sum",
+    "Run": "isoscale.runs.run",
     "Sources": "isoscale.data.sources",
     "Supervised": "isoscale.engine.task",
     "Task": "isoscale.engine.task",
     "Trainer": "isoscale.api",
     "UserError": "isoscale.errors",
-    "exhibits": "isoscale.api",
-    "export": "isoscale.exporting",
-    "predict": "isoscale.api",
-    "shuffle_files": "isoscale.data.shuffle",
-    "test": "isoscale.api",
+    "exhibits": "isoscale.runs.inference",
+    "export": "isoscale.runs.export",
+    "predict": "isoscale.runs.inference",
+    "shuffle_files": "isoscale.data.tools.shuffle",
+    "test": "isoscale.runs.inference",
     "train": "isoscale.api",
 }
 

@@ -7,9 +7,9 @@ import sys
 if __name__ == "__main__" and sys.path[0] == os.getcwd() and not sys.flags.safe_path:
     sys.path.append(sys.path.pop(0))  # `python -m` looks there first, also for what the libraries import
 
-from isoscale import early_stop
 from isoscale.errors import INTERRUPTED, Stopped
-from isoscale.printing import forgive, shout
+from isoscale.system import early_stop
+from isoscale.system.printing import forgive, shout
 
 
 def run() -> None:

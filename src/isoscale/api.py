@@ -1,45 +1,15 @@
 """The Python calls: train, test and predict, from scripts and notebooks."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from isoscale.data.batches import Batch
-from isoscale.data.feed import Feed, Part, Slot
-from isoscale.data.sources import Sources
-from isoscale.engine import accelerator as accelerators
-from isoscale.engine.assembly import place
-from isoscale.engine.checkpoint import read
-from isoscale.engine.config import LossWeight
-from isoscale.engine.evaluate import evaluate, show_results
-from isoscale.engine.evaluate import predict as predict_all
-from isoscale.engine.fitting import FittedStates, fitted
-from isoscale.engine.handed import Stored, check_rows, explained, fitting, for_other_data, in_role, sample_of
-from isoscale.engine.precision import Precision, resolve
-from isoscale.engine.recorder import Recorder
-from isoscale.engine.roles import Role, RoleMaker
-from isoscale.engine.settings import Settings
-from isoscale.engine.show import sample
-from isoscale.engine.stage import Stage
-from isoscale.engine.step import Forward
-from isoscale.engine.survey import Store, Survey, concludes, surveys
-from isoscale.engine.training_data import adapted
-from isoscale.errors import UserError
-from isoscale.observe.exhibits import Exhibit
-from isoscale.observe.waiting import Waiting
-from isoscale.opening import open_session
-from isoscale.printing import echo
-from isoscale.recipe.components import instantiate
-from isoscale.recipe.components import resolve as resolve_class
-from isoscale.recipe.load import LoadedRecipe
-from isoscale.recipe.schema import Recipe
-from isoscale.run import Run
-from isoscale.session import Given
+from isoscale.runs.open import open_run
+from isoscale.runs.opened import Given
+from isoscale.runs.run import Run
+from isoscale.runs.session import Session
 
 
 def train(
@@ -55,9 +25,9 @@ def train(
     With `run`, the run in that directory is continued if there is one. With `profile`, it is shown where time went.
     With `trust`, a run of somebody else may name any class.
     """
-    session = open_session(recipe, overrides, run, profile=profile, trust=trust).train()
-    assert session.where is not None
-    return Run(session.where, trust=trust)
+    session = Session(open_run(recipe, overrides, run, profile=profile, trust=trust)).train()
+    assert session.run.where is not None
+    return Run(session.run.where, trust=trust)
 
 
 def develop(
@@ -72,8 +42,9 @@ def develop(
         else [f"{key}={value}" for key, value in overrides.items()]
     )
     limits = [f"{key}={value}" for key, value in {**few, "train.epochs": 1, "observe.every": 1}.items()]
-    session = open_session(recipe, given + limits, None, save=False, profile=profile, trust=trust).train()
-    return {**session.engine.progress.values, **session.tested}
+    session = Session(open_run(recipe, given + limits, None, save=False, profile=profile, trust=trust)).train()
+    assert session.trainer is not None
+    return {**session.trainer.progress.values, **session.tested}
 
 
 class Trainer:
@@ -93,241 +64,6 @@ class Trainer:
         Without data, the task's own loaders are taken (`train_dataloader`, `val_dataloader`, …).
         """
         given = Given(task, task if data is None else data)
-        session = open_session(self._recipe, self._overrides, self._run, given).train()
-        assert session.where is not None
-        return Run(session.where, task, data)
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """A feed that says how far it is."""
-
-    feed: Feed
-    num_steps: int
-    waiting: Waiting
-
-    def parts(self, step: int) -> list[list[Part]]:
-        self.waiting.at(step, self.num_steps)
-        return self.feed.parts(step)
-
-    def slot(self, step: int, num_steps: int) -> Slot:
-        return self.feed.slot(step, num_steps)
-
-    def close(self) -> None:
-        self.feed.close()
-
-
-class _Application:
-    """A finished run's task on the device, ready to be applied to data."""
-
-    def __init__(self, run: Run, checkpoint: str | None, data: Any, role: str, device: str) -> None:
-        self.loaded: LoadedRecipe = run.to_build()
-        recipe = self.loaded.recipe
-        self.settings = Settings(seed=recipe.seed, train=recipe.train, data=recipe.data)
-        decided = run.record.get("decided", {})
-        self.accelerator = accelerators.find(device)
-        same = self.accelerator.kind == decided.get("device")
-        self.precision = (
-            Precision(decided["precision"], self.accelerator.kind)
-            if same
-            else resolve(recipe.train.precision, self.accelerator)
-        )
-        self.task = run.live_task(checkpoint)
-        place(self.task, self.accelerator, self.precision, False, lambda text: None)
-        self._is_handed = data is not None
-        if self._is_handed:
-            self.settings = for_other_data(self.settings)
-        given = in_role(data, role, self.task) if self._is_handed else run.data()
-        self._data = adapted(self.task, given, say=_say)
-        self.transforms = _fitted(recipe.data.transforms, run.checkpoint(checkpoint))
-        self._sample: Batch = None
-        self._feeds: list[Feed] = []
-        self._waiting = Waiting("batches")
-
-    def role(self, name: str, by_row: bool = False) -> Role:
-        maker = RoleMaker(self._data, self.settings, self.accelerator)
-        limit = self.settings.train.limit_test_batches if name == "test" and not by_row else None
-        role = maker.evaluation(name, limit, by_row)
-        if role is None:
-            systems = "name systems of atoms (--systems PATH), " if _learns_from_atoms(self.loaded.recipe) else ""
-            others = [f"{other} (role={other!r}, --role {other})" for other in maker.others(name)]
-            raise UserError(
-                f"the data has no {name} part; take another one{': ' if others else ' (--role val), '}"
-                f"{', '.join(others)}{', ' if others else ''}{systems}or give one: isoscale.test(run, data=...)"
-            )
-        self._feeds.append(role.feed)
-        self._sample = sample_of(role.source, self.accelerator.device)
-        check = getattr(self.task, "check_data", None)
-        if check is not None:
-            check(name, role.source)
-        return replace(role, feed=_Watched(role.feed, role.plan.steps_per_epoch, self._waiting))
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """While the task is applied: in its precision, and with a word to whoever waits for it."""
-        try:
-            with self.precision.applied(), self._waiting, self._explained():
-                yield
-        finally:
-            for feed in self._feeds:
-                feed.close()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """What goes wrong with data that was handed over is said in words."""
-        if not self._is_handed:
-            yield
-            return
-        with explained(self.task, lambda: self._sample):
-            yield
-
-    def survey(self, stage: str, role: Role) -> Survey:
-        """A look at all samples of a role together."""
-        return Survey(stage, _say, self.forward("predict"), role)
-
-    def stored(self, prediction: torch.Tensor) -> torch.Tensor:
-        """Predictions in the units of the stored targets, with a word where they cannot be."""
-        found = Stored(self.task, self.transforms, self._sample)
-        remark = found.remark(prediction)
-        if remark is not None:
-            _say(f"note: {remark}")
-        return found(prediction)
-
-    def forward(self, stage: str) -> Forward:
-        recorder = Recorder(self.accelerator.device)
-        weights = {name: _last(weight) for name, weight in self.settings.train.loss_weights.items()}
-        made = Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, weights)
-        made.transforms = fitting(self.task, self.transforms, self._sample)
-        return made
-
-
-def _last(weight: float | LossWeight) -> float:
-    """The weight of a loss term at the end of a training."""
-    return weight.end if isinstance(weight, LossWeight) else float(weight)
-
-
-def _fitted(specs: Sequence[Any], checkpoint: Path) -> list[Any]:
-    """The transforms of a recipe with what they measured at the start of the run."""
-    transforms = [instantiate(spec) for spec in specs]
-    if fitted(transforms):
-        FittedStates(transforms).load(read(checkpoint)[0].get("transforms", {}), {})
-    return transforms
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a test finds."""
-
-    metrics: dict[str, float]
-    exhibits: dict[str, Exhibit]
-    units: Mapping[str, str] = field(default_factory=dict)
-    """Of metrics that have one, by their names without a stage."""
-    of_all: str = "mean |error|"
-    """What metrics of all parts of the data together are called, beside those of each part."""
-
-
-def measure(
-    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
-) -> Measured:
-    """The metrics of a run's best weights (or of another checkpoint) on its test data, and what there is to look at."""
-    application = _Application(_cautioned(run, checkpoint), checkpoint, data, role, device)
-    with application.applied():
-        part, stage = application.role(role), "val" if role == "val" else "test"
-        enough = surveys(application.task) and getattr(application.task, "survey_is_enough", False)
-        values = {} if enough else evaluate(application.forward(stage), part.feed, part.plan)
-        survey = application.survey(stage, part)
-        if surveys(application.task):
-            values = {**values, **survey.metrics()}
-    return Measured(values, survey.exhibits, **_wording(application.task))
-
-
-def _wording(task: Any) -> dict[str, Any]:
-    """How a task speaks of its metrics."""
-    return {name: getattr(task, name) for name in ("units", "of_all") if hasattr(task, name)}
-
-
-def other_systems(run: Run, paths: Sequence[str]) -> Sources:
-    """Other systems of atoms than those of a run, read as its own are."""
-    from isoscale.science.potentials import AtomicSystems
-
-    if not _learns_from_atoms(run.to_build().recipe):
-        raise UserError(f"--systems is for runs that learn from systems of atoms, and {run.path} learns from others")
-    return AtomicSystems(test=list(paths))
-
-
-def _learns_from_atoms(recipe: Recipe) -> bool:
-    from isoscale.science.potentials import AtomicSystems
-
-    return recipe.data.class_ is not None and resolve_class(recipe.data.class_) is AtomicSystems
-
-
-def test(
-    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
-) -> dict[str, float]:
-    """The metrics of a run's best weights (or of another checkpoint) on its test data, or on `data` with targets."""
-    return measure(run, checkpoint, data, role, device).metrics
-
-
-def predict(
-    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto",
-    folder: Path | None = None,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """What a run's best weights predict for every sample of a part of its data, in the order of the source.
-
-    `data` is other data than the run's own: tensors or arrays with or without targets, a Dataset, a loader, the path of
-    a file, or `Sources` or a LightningDataModule, of which `role` names the part. A prediction that is one tensor is
-    called `prediction` and is in the units of the stored target.
-
-    With a folder, they are written there, as .npy files; a task that brings them into a shape of its own does so while
-    it makes them.
-    """
-    application = _Application(_cautioned(run, checkpoint), checkpoint, data, role, device)
-    with Store(folder) as store, application.applied():
-        part = application.role(role, by_row=True)
-        if concludes(application.task):
-            application.task.conclude(application.survey("predict", part), store)  # type: ignore[operator]
-        else:
-            found = predict_all(application.forward("predict"), part.feed, part.plan)
-            check_rows(application.task, found, part.plan.num_samples)
-            named = found if isinstance(found, dict) else {"prediction": application.stored(found)}
-            for name, values in named.items():
-                store.put(name, (values.float() if values.dtype == torch.bfloat16 else values).numpy())
-        return store.finish()
-
-
-def exhibits(
-    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "val", device: str = "auto"
-) -> dict[str, Exhibit]:
-    """What a run's task shows of a part of its data, by name: figures and pictures. Empty where it shows nothing."""
-    application = _Application(_as_run(run), checkpoint, data, role, device)
-    with application.applied():
-        part = application.role(role)
-        survey = application.survey("val" if role == "val" else "test", part)
-        if surveys(application.task):
-            survey.metrics()
-        return {**survey.exhibits, **show_results(application.forward("predict"), part)}
-
-
-def example(run: str | Path | Run, checkpoint: str | None, count: int) -> tuple[Batch, list[str]]:
-    """A few training samples of a run as its network sees them, and the names of the transforms that made them so."""
-    application = _Application(_as_run(run), checkpoint, None, "train", "cpu")
-    source, transforms = application.role("train").source, application.transforms
-    batch = sample(source, count, transforms, torch.device("cpu"), application.precision.dtype)
-    return batch, [type(transform).__name__ for transform in transforms]
-
-
-def _say(text: str) -> None:
-    echo(text, err=True)
-
-
-def _cautioned(run: str | Path | Run, checkpoint: str | None) -> Run:
-    """The run, after a word to the user where it has not come to its end."""
-    found = _as_run(run)
-    caution = found.caution(checkpoint)
-    if caution is not None:
-        _say(caution)
-    return found
-
-
-def _as_run(run: str | Path | Run) -> Run:
-    return run if isinstance(run, Run) else Run.find(str(run))
+        session = Session(open_run(self._recipe, self._overrides, self._run, given)).train()
+        assert session.run.where is not None
+        return Run(session.run.where, task, data)

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 import isoscale
 from isoscale.cli.main import app
 from isoscale.errors import UserError
-from isoscale.exporting import load_task
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.trust import is_harmless
+from isoscale.runs.export import load_task
 from isoscale.science.potentials.use import calculator
 from isoscale.study.scale.study import Question, begin
 from isoscale.study.sweep.plan import plan
@@ -158,11 +158,11 @@ def attacks(marker: Path) -> dict[str, Any]:
         "numpy": {"class": "numpy.load", "file": "foreign/evil.pt", "allow_pickle": True},
         "cpp_extension": {"class": "torch.utils.cpp_extension.load_inline", "name": "a", "cpp_sources": ""},
         "through our modules": {
-            "class": "isoscale.engine.git:subprocess.run",
+            "class": "isoscale.runs.git:subprocess.run",
             "args": ["touch", str(marker)],
         },
         "a function of ours": {"class": "isoscale.recipe.components.instantiate", "spec": "foreign.evil.Net"},
-        "a git of ours": {"class": "isoscale.engine.git._ask", "arguments": "--help"},
+        "a git of ours": {"class": "isoscale.runs.git._ask", "arguments": "--help"},
         "through torch": {"class": "torch.nn.modules.module:warnings.sys.exit"},
         "functions of torch": {"class": "torch.nn.modules.module:functools.partial", "func": system(marker)},
         "in its folder": {"class": "foreign.evil.Net"},
@@ -496,8 +496,8 @@ def test_a_check_knows_arguments_without_running_anything(
             ("torch.jit.load", False),
             ("isoscale.train", False),
             ("isoscale:Run", False),
-            ("isoscale.exporting.load_task", False),
-            ("isoscale.data.fetch.Fetching", False),
+            ("isoscale.runs.export.load_task", False),
+            ("isoscale.data.tools.downloads.Fetching", False),
             ("isoscale.recipe.components:os.system", False),
             ("torchmetrics.text.bert.BERTScore", False),
         ],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isoscale.errors import UserError
-from isoscale.run import Run
+from isoscale.runs.run import Run
 from isoscale.study.compare import compare
 from isoscale.study.report import write_report
 from isoscale.study.table import text

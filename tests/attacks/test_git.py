@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isoscale.engine import git
+from isoscale.runs import git
 from tests.helpers import cli
 
 SMALL = ["train.epochs=1", "observe.tensorboard=0"]

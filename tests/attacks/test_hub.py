@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isoscale.parallel import hub as hubs
-from isoscale.parallel import watch as watches
-from isoscale.parallel.hub import Hub, knock
+from isoscale.parallel.health import client as watches
+from isoscale.parallel.health import server as hubs
+from isoscale.parallel.health.client import Watch
+from isoscale.parallel.health.server import Hub, knock
 from isoscale.parallel.secret import Key
-from isoscale.parallel.watch import Watch
 from tests import warm
 from tests.attacks.doors import doors
 from tests.helpers import command, sha

@@ -191,10 +191,11 @@ def test_a_second_line_is_refused_everywhere(place: str):
 @pytest.mark.parametrize(
     ("words", "said"),
     [(["--account", 'a" --uid="0'], "cannot stand in a job script"),
-     (["--container", "podman:--privileged"], "no container"),
-     (["--container", "apptainer:-B/:/host"], "no container"), (["--module", "--force"], "no name of a module"),
-     (["--directive", '--comment="a'], "a quote is not closed"), (["--activate", "conda activate 'x"], "no whole line"),
-     (["--activate", "true \\"], "no whole line"), (['name="a\\nb"'], "cannot stand in a job script"),
+     (["--container", "podman:--privileged"], "not a container"),
+     (["--container", "apptainer:-B/:/host"], "not a container"), (["--module", "--force"], "not the name of a module"),
+     (["--directive", '--comment="a'], "a quote is not closed"),
+     (["--activate", "conda activate 'x"], "not a complete line"), (["--activate", "true \\"], "not a complete line"),
+     (['name="a\\nb"'], "cannot stand in a job script"),
      (["name='a\"b'"], "cannot stand in a job script")],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["submit", "sweep", "scale"])
@@ -233,7 +234,7 @@ def test_a_sweep_names_its_points_itself(tmp_path: Path, isoscale):
     for name in ("../elsewhere", "/etc", "..", "a\nb"):
         record = {**sweep.record, "points": [{"directory": name, "values": {"seed": 0}}]}
         (tmp_path / "sweep/sweep.json").write_text(json.dumps(record))
-        with pytest.raises(UserError, match="is no directory in it"):
+        with pytest.raises(UserError, match="is not a directory in it"):
             Sweep.read(tmp_path / "sweep")
 
 

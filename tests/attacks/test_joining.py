@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from isoscale.errors import UserError
 from isoscale.parallel import secret, world
-from isoscale.parallel.board import Board
-from isoscale.parallel.environment import Environment
+from isoscale.parallel.environments.find import Environment
+from isoscale.parallel.health.rendezvous import OtherSecret, Rendezvous
+from isoscale.parallel.health.signed_store import Board
 from isoscale.parallel.messages import Forged, pack, unpack
-from isoscale.parallel.rendezvous import OtherSecret, Rendezvous
 from isoscale.parallel.secret import Key
 from tests import warm
 from tests.attacks.doors import doors

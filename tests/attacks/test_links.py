@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from isoscale.cli.apply import _draw
-from isoscale.engine import lock
 from isoscale.errors import UserError
-from isoscale.observe.exhibits import Pictures
-from isoscale.observe.files import open_own, write_aside
+from isoscale.observe.figures import Pictures
+from isoscale.runs import lock
+from isoscale.system.files import open_own, write_aside
 from tests.cli.conftest import isoscale
 from tests.helpers import cli, train
 from tests.study.test_scale import measured, study
@@ -209,7 +209,7 @@ def test_a_pipe_in_a_run_is_refused_and_nobody_waits_for_its_other_end(tmp_path:
     os.mkfifo(tmp_path / "log.txt")
     reader = os.open(tmp_path / "log.txt", os.O_RDONLY | os.O_NONBLOCK)  # or a writer that waits would never come back
     try:
-        with pytest.raises(UserError, match=r"log\.txt is no plain file"):
+        with pytest.raises(UserError, match=r"log\.txt is not a plain file"):
             open_own(tmp_path / "log.txt", "a")
     finally:
         os.close(reader)

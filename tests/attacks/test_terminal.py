@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from isoscale import printing
 from isoscale.observe.console import Console
 from isoscale.observe.events import Ended, EpochEnded, Layer, Logged, Note, Said, Started
 from isoscale.observe.text_log import TextLog
 from isoscale.study import markup
+from isoscale.system import printing
 from tests.helpers import cli, first_of, train
 
 EVIL = "x\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202ey\x08"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isoscale.observe.tensorboard_server import TensorBoardServer, free_port
+from isoscale.observe.tensorboard.server import TensorBoardServer, free_port
 from tests.helpers import cli, command
 from tests.warm import ROOT
 
@@ -59,7 +59,7 @@ def test_the_server_of_tensorboard_is_the_installed_one(folder: Path, monkeypatc
 def test_a_worker_that_is_spawned_imports_nothing_from_the_folder(folder: Path) -> None:
     (folder.parent / "script.py").write_text(
         "import os, torch\n"
-        "from isoscale.data.workers import _spawning, _without_working_folder, _forget_safe_path\n"
+        "from isoscale.data.feeds.workers import _spawning, _without_working_folder, _forget_safe_path\n"
         "import multiprocessing\n"
         "with _spawning():\n"
         "    worker = multiprocessing.get_context('spawn').Process(target=_forget_safe_path)\n"

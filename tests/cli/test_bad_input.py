@@ -88,7 +88,7 @@ def test_a_metric_that_does_not_exist_is_refused(isoscale):
 
 @pytest.mark.parametrize("device", ["cuda", "xpu", "mps"])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(isoscale, monkeypatch, device):
-    from isoscale.engine import accelerator
+    from isoscale.engine import device as accelerator
 
     monkeypatch.setattr(accelerator, "_is_available", lambda kind: kind == "cpu")
     refused = isoscale("train", f"train.device={device}")
@@ -156,7 +156,7 @@ VALUES = {
     "dates": (INPUT.astype("M8[s]"), TARGET, "x.npy holds text or dates"),
     "long doubles": (INPUT.astype(np.longdouble), TARGET, "which no tensor can be; set its dtype, such as float64"),
     "no rows": (INPUT[:0], TARGET[:0], "the data has no samples, and so cannot be split"),
-    "one row": (INPUT[:1], TARGET[:1], "split.val is 0.1, which is no sample of 1"),
+    "one row": (INPUT[:1], TARGET[:1], "split.val is 0.1, which is less than one sample of 1"),
     "no columns": (INPUT[:, :0], TARGET, "the input has no values: a batch has the shape (10, 0)"),
     "one value": (np.float32(1), TARGET, "x.npy is one value, not an array of rows"),
     "other numbers of rows": (INPUT, TARGET[:50], "input has 100 (x.npy), target has 50 (y.npy)"),
@@ -332,7 +332,7 @@ def test_a_full_disk_is_named_and_the_checkpoints_are_called_intact(tmp_path: Pa
 
 SCIENCE = {
     "energies without a spacing": (("electronic/be2", "task.energies.spacing=-1.0"), "expected at least 2 of them"),
-    "no loss": (("electronic/be2", "task.loss=3"), "is no loss or metric: give a name, such as mse"),
+    "no loss": (("electronic/be2", "task.loss=3"), "is not a loss or metric: give a name, such as mse"),
     "a cutoff beyond all atoms": (
         ("potentials/water", "task.model.descriptor.cutoff=1e300"),
         "expected a distance in Å, such as 6.0",

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import isoscale as package
-from isoscale.engine.checkpoint import read_weights
-from isoscale.exporting import load_task
-from isoscale.weights import load_weights
+from isoscale.engine.state.checkpoint import read_weights
+from isoscale.runs.export import load_task
+from isoscale.runs.init_from import load_weights
 from tests.helpers import train
 
 BEST, LAST = 46, 115
@@ -104,7 +104,7 @@ def test_predictions_are_those_of_the_best_weights(isoscale, run: Path):
 
 
 def test_figures_show_the_best_weights(spoiled: Path):
-    counts = package.api.exhibits(spoiled, role="val")["confusion"].counts
+    counts = package.exhibits(spoiled, role="val")["confusion"].counts
     assert counts.trace() / counts.sum() == pytest.approx(by_hand(spoiled, BEST, "val").accuracy, rel=1e-12)
 
 

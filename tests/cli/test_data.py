@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isoscale.data import fetch
-from isoscale.data.published import Entry
+from isoscale.data.tools import downloads as fetch
+from isoscale.data.tools.published import Entry
 from isoscale.science import catalog
 from tests import warm
 
@@ -278,7 +278,7 @@ def test_a_folder_that_may_not_be_written_is_said(isoscale, tmp_path: Path, serv
 
 def test_a_download_that_was_killed_can_be_started_again(isoscale, tmp_path: Path, server: Server):
     server.silent.set()
-    words = "import sys; from isoscale.science import catalog; from isoscale.data.published import Entry; "
+    words = "import sys; from isoscale.science import catalog; from isoscale.data.tools.published import Entry; "
     words += f"catalog.CATALOG['loose'] = Entry('loose', '', 'loose', {HASHES!r}, (), '', suffix='.gz'); "
     words += f"sys.argv = ['isoscale', 'data', 'get', 'loose', '--mirror', {server.address!r}]; "
     words += "from isoscale.cli.main import run; run()"

@@ -160,10 +160,10 @@ def test_what_cannot_be_made_is_explained(isoscale, here: Path, words, message):
 
 
 BAD = {
-    "{'x': np.zeros(2), 'y': np.zeros(3)}": "every array needs one row a sample",
+    "{'x': np.zeros(2), 'y': np.zeros(3)}": "every array needs one row per sample",
     "{'x': np.array(['a'])}": "holds text or dates",
     "{'a/b': np.zeros(2)}": "under a plain name",
-    "{'x': np.float32(1)}": "no array of rows",
+    "{'x': np.float32(1)}": "not an array of rows",
     "{}": "no arrays",
 }
 

@@ -81,4 +81,4 @@ def test_other_words_and_bad_systems_are_the_users_to_fix(isoscale, here: Path):
     (here / "all" / "b" / "type.raw").write_text("1 1")
     done = isoscale("data", "info", "all")
     assert done.code == 2
-    assert "all/b/set.000/coord.npy has 9 numbers a frame" in done.err
+    assert "all/b/set.000/coord.npy has 9 numbers per frame" in done.err

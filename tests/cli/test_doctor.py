@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from isoscale.observe import machine
 from isoscale.observe.doctor import checks
 from isoscale.observe.doctor.finding import Finding
-from isoscale.parallel.rendezvous import free_port
+from isoscale.parallel.health.rendezvous import free_port
+from isoscale.system import machine
 from tests import warm
 from tests.helpers import cli
 

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from torch import nn
 
 import isoscale as package
-from isoscale.engine.checkpoint import read_weights
-from isoscale.exporting import export, load_task
+from isoscale.engine.state.checkpoint import read_weights
+from isoscale.runs.export import export, load_task
 
 
 def inputs(run: Path) -> torch.Tensor:

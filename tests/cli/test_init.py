@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isoscale import project
+from isoscale.cli import project
 from tests import warm
 from tests.helpers import cli
 
@@ -62,8 +62,8 @@ def test_it_goes_where_it_is_told_and_into_an_empty_folder(isoscale, tmp_path: P
         ("tests", "has a folder of that name for something else"),
         ("data", "has a folder of that name for something else"),
         ("some/where", "is a path; type: isoscale init where --path some"),
-        ("..", "is no name; type: isoscale init my-project"),
-        ("", "is no name; type: isoscale init my-project"),
+        ("..", "is not a name; type: isoscale init my-project"),
+        ("", "is not a name; type: isoscale init my-project"),
     ],
 )
 def test_a_name_that_cannot_be_a_package_is_refused_with_one_that_can(isoscale, tmp_path: Path, name, words):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isoscale import Run
-from isoscale.engine.run_directory import RunDirectory
+from isoscale.runs.directory import RunDirectory
 from tests.helpers import sha, timeless, train
 
 SPOILT: dict[str, Callable[[Path], None]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isoscale.errors import exit_code
-from isoscale.run import Run
+from isoscale.runs.run import Run
 from tests.helpers import cli, first_of, train
 
 NO_TEXT = os.fsdecode(b"\xff\xfe")

@@ -40,7 +40,7 @@ def test_without_data_there_are_no_shapes_and_one_line_says_why(isoscale, monkey
 
 def test_a_network_that_does_not_fit_the_data_is_shown_with_the_reason(isoscale):
     shown = isoscale("recipe", "model", "images/digits", "task.model.widths=[63, 10]")
-    assert "640" in shown.out and "no shapes: this MLP takes 63 numbers a sample" in shown.out
+    assert "640" in shown.out and "no shapes: this MLP takes 63 numbers per sample" in shown.out
 
 
 def test_json_has_every_layer_and_what_is_not_trained(isoscale):

@@ -69,7 +69,7 @@ def test_a_run_that_goes_on_has_no_end(isoscale, copied):
         (["runs/digits-1", "mlflw"], 'did you mean "mlflow"?'),
         (["runs/digits-1", "mlflow", "uri=x"], "mlflow.uri: MLflow takes no such argument"),
         (["runs/digits-1", "mlflow", "x"], 'cannot read "x": write key=value'),
-        (["runs/digits-1", "mlp", "widths=[1]"], "mlp is no logger"),
+        (["runs/digits-1", "mlp", "widths=[1]"], "mlp is not a logger"),
         (["runs/digits-1", f"{HERE}.Refusing"], "nobody there\nwhat has arrived is remembered"),
     ],
 )

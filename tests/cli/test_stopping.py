@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from isoscale.engine.checkpoint import read
+from isoscale.engine.state.checkpoint import read
 from tests import warm
 from tests.helpers import command, first_of
 
@@ -217,8 +217,8 @@ def test_a_request_that_comes_while_a_command_is_read_is_no_failure(tmp_path: Pa
 
 REPEATED = """
 import os, signal
-from isoscale.launch import stretches
-from isoscale.parallel.ranks import Ranks
+from isoscale.runs import attempts as stretches
+from isoscale.parallel.collectives import Ranks
 
 ended, agree = stretches.ended, Ranks.any
 
@@ -314,7 +314,7 @@ def test_ctrl_c_when_a_command_is_over_changes_nothing(tmp_path: Path):
 
 
 def test_a_request_that_comes_where_nothing_can_be_raised_is_still_known(tmp_path: Path):
-    code = "import os, signal; from isoscale import early_stop; early_stop.listen()\n"
+    code = "import os, signal; from isoscale.system import early_stop; early_stop.listen()\n"
     code += "class Late:\n    def __del__(self):\n        os.kill(os.getpid(), signal.SIGTERM)\n"
     code += "Late()\nprint(early_stop.asked(), flush=True); os._exit(0)"
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -18,8 +18,8 @@ import pytest
 
 from isoscale.cli.tensorboard import _address, _overview
 from isoscale.observe.events import EpochEnded, Logged
-from isoscale.observe.tensorboard import TensorBoard
-from isoscale.observe.tensorboard_server import TensorBoardServer, free_port, is_free
+from isoscale.observe.tensorboard.observer import TensorBoard
+from isoscale.observe.tensorboard.server import TensorBoardServer, free_port, is_free
 from tests.helpers import command
 from tests.parallel.processes import wait_until_gone
 
@@ -63,7 +63,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_refused(isoscale, copied):
 def test_the_next_free_port_is_found(monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr("isoscale.observe.tensorboard_server.USUAL_PORT", port)
+        monkeypatch.setattr("isoscale.observe.tensorboard.server.USUAL_PORT", port)
         assert not is_free("127.0.0.1", port)
         found = free_port("127.0.0.1")
     assert port < found < port + 100 and is_free("127.0.0.1", port)

@@ -40,7 +40,7 @@ def test_without_a_recipe_the_embedded_one_is_trained_and_the_end_says_what_to_d
         r"digits",
         rf"  run +{path}",
         r"  model +MLP, [\d,]+ parameters",
-        r"  batch +64 samples, 2 steps an epoch",
+        r"  batch +64 samples, 2 steps per epoch",
         r"  length +6 steps, 3 epochs",
         r"epoch 3/3  step 6  train loss .* \| val loss .* accuracy .* \*?  [\d.]+ s",
         rf"done at step 6, in {path}",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.cluster.slurm"]
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
-PAGE = DOCS / "how-to/launchers.md"
+PAGE = DOCS / "how-to/cluster/launchers.md"
 AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -20,7 +20,7 @@ ALL = [OPEN_MPI, MPICH, INTEL]
 SHOW = """
 import json
 from pathlib import Path
-from isoscale.parallel.environment import find
+from isoscale.parallel.environments.find import find
 Path(f"rank{find().rank}").write_text(json.dumps(vars(find())))
 """
 """Into files, since mpirun mixes what ranks print."""

@@ -17,7 +17,7 @@ pytest_plugins = ["tests.cluster.slurm"]
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 TRAIN = f"{sys.executable} -m isoscale train images/digits train.epochs=2 parallel.reduce=tree"
-SHOW = "import json; from isoscale.parallel.environment import find; print(json.dumps(vars(find())), flush=True)"
+SHOW = "import json; from isoscale.parallel.environments.find import find; print(json.dumps(vars(find())), flush=True)"
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +108,7 @@ def test_two_steps_of_one_job_do_not_meet(slurm: "Cluster", alone: str, tmp_path
 
 
 def test_the_end_of_the_job_is_known_where_the_environment_does_not_tell(slurm: "Cluster", tmp_path: Path):
-    ask = "import os, time; from isoscale.engine.stop import deadline; os.environ.pop('SLURM_JOB_END_TIME', 0); "
+    ask = "import os, time; from isoscale.engine.stopping import deadline; os.environ.pop('SLURM_JOB_END_TIME', 0); "
     ask += "print(deadline(None) - time.time(), deadline(60) - time.time())"
     shown = slurm.run("srun", "--time=5", sys.executable, "-c", ask, cwd=tmp_path).stdout
     of_job, sooner = map(float, shown.split())

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from isoscale.data import keyed
-from isoscale.data.keyed import KeyedDropout, StepRandom, key_dropout
+from isoscale.data import rng as keyed
+from isoscale.data.rng import KeyedDropout, StepRandom, key_dropout
 
 
 def run(module: nn.Module, input: Tensor, samples: list[int] | None = None, step: int = 0, seed: int = 0) -> Tensor:

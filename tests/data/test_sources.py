@@ -123,7 +123,7 @@ def test_lists_and_tuples_of_tensors_become_tuples():
     [
         ({"a": torch.zeros(3), "b": torch.zeros(4)}, r"numbers of rows are \[3, 4\]"),
         ({"a": torch.zeros(3), "b": torch.tensor(1.0)}, r"numbers of rows are \[0, 3\]"),
-        ({}, "one row a sample"),
+        ({}, "one row per sample"),
         ({"a": torch.zeros(3), "b": [1, 2, 3]}, "tensors or arrays of numbers.*not int 1"),
         ({"a": np.array(["x", "y"])}, "tensors or arrays of numbers.*not an array of <U1"),
         ({"a": np.array([None, {}])}, "tensors or arrays of numbers.*not an array of object"),
@@ -365,7 +365,7 @@ def test_a_file_with_words_is_refused(tmp_path):
 
 
 def test_a_part_of_a_split_that_would_have_no_sample_is_refused():
-    with pytest.raises(UserError, match=r"split\.val is 0\.001, which is no sample of 10"):
+    with pytest.raises(UserError, match=r"split\.val is 0\.001, which is less than one sample of 10"):
         split_source(TensorSource({"x": torch.arange(10)}), {"train": 0.9, "val": 0.001})
     assert split_source(TensorSource({"x": torch.arange(10)}), {"train": 0.9, "val": 0}).val is None
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from isoscale.data import keyed
+from isoscale.data import rng as keyed
 from isoscale.data.transforms import Divide, Flatten, Noise, Normalize
 from isoscale.errors import UserError
 
@@ -88,7 +88,7 @@ def test_flatten_makes_a_row_of_every_sample(images):
 
 
 def test_another_number_of_channels_is_refused_rather_than_broadcast():
-    with pytest.raises(UserError, match=r"has 3 numbers, one a channel, but 'input' has 1 channels"):
+    with pytest.raises(UserError, match=r"has 3 numbers, one per channel, but 'input' has 1 channels"):
         Normalize([0.1, 0.2, 0.3], [1.0, 1.0, 1.0])({"input": torch.zeros(2, 1, 4, 4)})
 
 

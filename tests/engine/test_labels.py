@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import isoscale
 from isoscale.data.sources import Subset, TensorSource
-from isoscale.engine.losses import LOSSES, METRICS, as_pair, cross_entropy, find_loss, find_metric
+from isoscale.engine.metrics.losses import LOSSES, METRICS, as_pair, cross_entropy, find_loss, find_metric
 from isoscale.errors import UserError
 from isoscale.science.images import Classifier
 from isoscale.science.images.metrics import confusion_counts

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import isoscale
-from isoscale.engine import accelerator
+from isoscale.engine import device as accelerator
 from isoscale.engine.precision import Precision, resolve
 from isoscale.errors import UserError
 
@@ -84,7 +84,7 @@ def test_a_stop_is_invisible_in_mixed_precision_too(precision: str, tmp_path: Pa
 
 
 def test_fp16_skips_an_update_that_overflows_and_lowers_its_scale(tmp_path: Path) -> None:
-    from isoscale.engine.checkpoint import read
+    from isoscale.engine.state.checkpoint import read
 
     class Steep(Watched):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

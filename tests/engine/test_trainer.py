@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import isoscale
-from isoscale.engine.checkpoint import Checkpoints, read, read_weights
+from isoscale.engine.state.checkpoint import Checkpoints, read, read_weights
 from isoscale.errors import UserError
 from tests.helpers import first_step, sha, timeless
 

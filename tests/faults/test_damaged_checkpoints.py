@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import isoscale
-from isoscale.engine import checkpoint
-from isoscale.engine.checkpoint import CheckpointError, Checkpoints, read
+from isoscale.engine.state import checkpoint
+from isoscale.engine.state.checkpoint import CheckpointError, Checkpoints, read
 from isoscale.errors import UserError
 from tests.helpers import cli, first_step, sha, timeless, train
 
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_a_newer_format_is_not_trained_over(run: Path) -> None:
         ({"train__ema": 0.9}, "it also holds average"),
         ({"task__model__widths": [64, 17, 10]}, "model.layers.0.weight is (17, 64), expected (16, 64)"),
         ({"seed": 5}, "the checkpoint's seed is 5"),
-        ({"data__subset": 200}, "number of samples an epoch is"),
+        ({"data__subset": 200}, "number of samples per epoch is"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_of_another_recipe_is_refused(options: dict[str, Any], reason: str, run: Path) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from isoscale.data import shuffle
 from isoscale.data.file_sources import Files
 from isoscale.data.formats.opening import open_column
 from isoscale.data.sources import Source
+from isoscale.data.tools import shuffle
 from isoscale.errors import UserError
 from tests import warm
 from tests.data.formats.conftest import WRITERS

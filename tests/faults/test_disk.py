@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from isoscale.engine.checkpoint import Checkpoints
+from isoscale.engine.state.checkpoint import Checkpoints
 from tests.disks import PAGE, Disk, mounted
 from tests.helpers import QUIET, cli, first_step, newest_step, sha, timeless
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from isoscale.errors import UserError
-from isoscale.observe.exhibits import Pictures
-from isoscale.observe.files import write_aside
+from isoscale.observe.figures import Pictures
+from isoscale.system.files import write_aside
 from tests.cli.conftest import finished, isoscale
 from tests.disks import PAGE, Disk, mounted
 from tests.helpers import first_of

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from isoscale.data import hanging
 from isoscale.data.batches import BatchPlan
-from isoscale.data.host_feed import HostFeed
+from isoscale.data.feeds import hanging
+from isoscale.data.feeds.host import HostFeed
+from isoscale.data.feeds.workers import StartMethod, WorkerPool
 from isoscale.data.order import Order
 from isoscale.data.sources import DatasetSource, Subset
-from isoscale.data.workers import StartMethod, WorkerPool
 from tests import warm
 
 pytestmark = pytest.mark.slow
@@ -142,7 +142,7 @@ train: {epochs: 1, threads: 1}
 observe: {tensorboard: 0}
 """
 IMPATIENT = """
-from isoscale.data import hanging
+from isoscale.data.feeds import hanging
 hanging.PATIENCE = 0.5
 from isoscale.__main__ import run
 run()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 RECIPE = ["train", "--run", "run", "train.epochs=4", "data.subset=300", "observe.every=2", "observe.level=error",
           "observe.tensorboard=1", "train.threads=1"]  # fmt: skip
-"""Five steps an epoch, a checkpoint after each: of the steps 5, 10, 15 and 20."""
+"""Five steps per epoch, a checkpoint after each: of the steps 5, 10, 15 and 20."""
 KILLED = -signal.SIGKILL
 
 
@@ -44,7 +44,7 @@ _now = {"step": 0, "saved": 0, "batches": 0}
 
 
 def in_a_step() -> Around:
-    from isoscale.engine.step import Step
+    from isoscale.engine.step.step import Step
 
     def around(kill: Callable[[int], None], plain: Any, step: Any, part: Any, number: int, *words: Any) -> Any:
         kill(number + 1)
@@ -55,7 +55,7 @@ def in_a_step() -> Around:
 
 def _in_a_call_within_a_step(owner: Any, name: str) -> Around:
     """Before a call that does not know the number of the step."""
-    from isoscale.engine.step import Step
+    from isoscale.engine.step.step import Step
 
     whole = Step.__call__
 
@@ -72,13 +72,13 @@ def _in_a_call_within_a_step(owner: Any, name: str) -> Around:
 
 
 def in_a_reduction() -> Around:
-    from isoscale.parallel.ranks import Ranks
+    from isoscale.parallel.collectives import Ranks
 
     return _in_a_call_within_a_step(Ranks, "exchange" if "parallel.reduce=tree" in sys.argv else "sum_")
 
 
 def in_an_update() -> Around:
-    from isoscale.engine.step import Step
+    from isoscale.engine.step.step import Step
 
     return _in_a_call_within_a_step(Step, "_update")
 
@@ -106,7 +106,7 @@ def in_an_evaluation() -> Around:
 
 def _in_a_phase(name: str, around: Callable[..., Any], in_class: bool = True) -> Around:
     """In a phase of writing the checkpoint of a step."""
-    from isoscale.engine import checkpoint
+    from isoscale.engine.state import checkpoint
 
     whole = checkpoint.Checkpoints.write
 

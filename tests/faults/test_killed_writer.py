@@ -17,8 +17,8 @@ DRIVER = '''
 """isoscale's command line, killed in one phase of writing the checkpoint of a step; each step once."""
 import os, signal, sys
 from pathlib import Path
-from isoscale.engine import checkpoint
-from isoscale.engine.checkpoint import Checkpoints
+from isoscale.engine.state import checkpoint
+from isoscale.engine.state.checkpoint import Checkpoints
 
 phase, steps = sys.argv[1], sys.argv[2].split(",")
 del sys.argv[1:3]
@@ -90,7 +90,7 @@ PHASES = [
 MORE_PHASES = ["after staging", "before all is synced", "before it has its name", "before dropping old ones"]
 RECIPE = ["train.epochs=4", "data.subset=300", "observe.every=2", *(f"{key}={value}" for key, value in QUIET.items())]
 STEPS = "15,20"
-"""Five steps an epoch: the third checkpoint, which drops an old one, and the last."""
+"""Five steps per epoch: the third checkpoint, which drops an old one, and the last."""
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ SLOW = '''
 """isoscale's command line with a disk so slow that training is many steps ahead of it."""
 import sys, time
 from pathlib import Path
-from isoscale.engine import checkpoint
+from isoscale.engine.state import checkpoint
 
 plain, seconds = checkpoint._write_tensors, float(sys.argv.pop(1))
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 RECIPE = ["train", "train.epochs=3", "data.subset=300", "observe.every=2", "observe.level=error",
           "observe.tensorboard=1", "train.threads=1", "parallel.reduce=tree"]  # fmt: skip
-"""Five steps an epoch, a checkpoint after each: of the steps 5, 10 and 15."""
+"""Five steps per epoch, a checkpoint after each: of the steps 5, 10 and 15."""
 TRAIN = [*RECIPE, "--run", "run"]
 
 
@@ -85,12 +85,12 @@ def disturb(what: Callable[[], None], moment: str) -> None:
 
 
 def _place(moment: str) -> tuple[Any, str, Callable[..., bool]]:
-    from isoscale.engine import checkpoint
-    from isoscale.engine.step import Step
-    from isoscale.session import Session
+    from isoscale.engine.state import checkpoint
+    from isoscale.engine.step.step import Step
+    from isoscale.runs.session import Session
 
     if moment == "at the end":
-        return Session, "_end", lambda session, observers, status, message: status == "done"
+        return Session, "_end", lambda session, outputs, decided, status, message: status == "done"
     if moment == "while a save is written":
         return checkpoint, "_write_manifest", lambda folder, step, *words: step == 10
     if moment == "as soon as it begins":

@@ -132,9 +132,9 @@ run()
 MOMENTS = {
     "before the first step": "from isoscale.engine.trainer import Trainer; before(Trainer, '_loop')",
     "while it saves": "from isoscale.engine.trainer import Trainer; before(Trainer, '_stop_here')",
-    "while the checkpoint is written": "from isoscale.engine.saver import Saver; before(Saver, 'wait')",
-    "while the end is written down": "from isoscale.session import Session; before(Session, '_end')",
-    "while it releases the run": "from isoscale.engine.lock import RunLock; before(RunLock, '__exit__')",
+    "while the checkpoint is written": "from isoscale.engine.state.writer import Saver; before(Saver, 'wait')",
+    "while the end is written down": "from isoscale.runs.session import Session; before(Session, '_end')",
+    "while it releases the run": "from isoscale.runs.lock import RunLock; before(RunLock, '__exit__')",
     "after the training": "from isoscale.cli import main; before(main, '_exit')",
     "in what is due at exit": "import atexit; atexit.register(twice)",
     "while the interpreter is taken apart": "kept = AtTheEnd()",

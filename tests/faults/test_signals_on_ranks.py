@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 RECIPE = ["train", "--run", "run", "train.epochs=4", "data.subset=300", "observe.every=2", "observe.tensorboard=0",
           "checkpoint.keep=10", "parallel.reduce=tree", "train.threads=1", "data.eval_batch_size=4"]  # fmt: skip
-"""Five steps an epoch, and 45 batches in an evaluation."""
+"""Five steps per epoch, and 45 batches in an evaluation."""
 SAID = "finishing the launch and saving"
 BOTH = (0, 1)
 
@@ -36,7 +36,7 @@ def rank() -> int:
 
 def at_a_step(at: int, act: Callable[[], Any]) -> None:
     """Do something within a step, before what this rank has found goes to the others."""
-    from isoscale.engine.step import Step
+    from isoscale.engine.step.step import Step
 
     whole = Step.__call__
 
@@ -87,7 +87,7 @@ def signalled_in_an_evaluation(number: int, who: int, at: int) -> None:
 
 def touched_in_a_step(name: str, at: int) -> None:
     """A rank that does not write the run makes a file in it, and the first one looks at once."""
-    from isoscale.engine import stop
+    from isoscale.engine import stopping as stop
 
     stop._LOOK_EVERY = 0.0
     if rank() == 1:
@@ -481,7 +481,7 @@ def test_workers_outlive_a_signal_to_the_whole_group_of_a_rank(tmp_path: Path) -
 
 def stopped_before_it_trains() -> None:
     """Ask the second rank to stop when all have met, and it does not listen for the training yet."""
-    from isoscale.session import Session
+    from isoscale.runs.session import Session
 
     check = Session._check_data
 

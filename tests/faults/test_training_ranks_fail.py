@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isoscale.engine.checkpoint import Checkpoints
-from isoscale.engine.lock import NAME as LOCK
+from isoscale.engine.state.checkpoint import Checkpoints
+from isoscale.runs.lock import NAME as LOCK
 from tests.disks import Disk, mounted
 from tests.faults.test_disk import checkpoint_bytes
 from tests.helpers import first_of, first_step, newest_step, sha, timeless
@@ -45,7 +45,7 @@ class Faulty(Classifier):
 """
 RECIPE = ["train", "--run", "run", "task.class=faulty.Faulty", "train.epochs=4", "data.subset=300", "observe.every=2",
           "observe.tensorboard=0", "train.threads=1", "parallel.reduce=tree"]  # fmt: skip
-"""Five steps an epoch; a fault shows in the seventh step, or in the twelfth where the disk was slow."""
+"""Five steps per epoch; a fault shows in the seventh step, or in the twelfth where the disk was slow."""
 GO_ON = "isoscale train --run run"
 
 

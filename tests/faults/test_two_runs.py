@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from isoscale import Run
-from isoscale.engine.lock import NAME
+from isoscale.runs.lock import NAME
 from tests import warm
 from tests.helpers import QUIET, cli, command, newest_step, timeless
 

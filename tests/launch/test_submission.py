@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from isoscale.errors import UserError
-from isoscale.launch import slurm, stretches
+from isoscale.launch import slurm
 from isoscale.launch.config import Resources, merged, notice, resources
 from isoscale.launch.profiles import examples, read_profile
 from isoscale.launch.submission import plan
 from isoscale.recipe.schema import Launch, slurm_seconds
-from isoscale.run import Run
+from isoscale.runs import attempts as stretches
+from isoscale.runs.run import Run
 from tests import warm
 from tests.cli.conftest import isoscale
 from tests.helpers import command, train
@@ -174,8 +175,8 @@ def test_notice_of_the_time_limit_leaves_time_to_train():
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(("--time", "soon"), '"soon" is no time'), (("--time", "0"), "no time at all"), (("--nodes", "0"), "nodes"),
-     (("--container", "docker:x"), "apptainer:IMAGE"), (("--env", "A"), "--env A"), (("--env", "1=2"), "no name"),
+    [(("--time", "soon"), '"soon" is not a time'), (("--time", "0"), "no time at all"), (("--nodes", "0"), "nodes"),
+     (("--container", "docker:x"), "apptainer:IMAGE"), (("--env", "A"), "--env A"), (("--env", "1=2"), "not the name"),
      (("--directive", "exclusive"), "--exclusive"), (("--cluster", "nowhere"), "perlmutter"),
      (("-n", "3", "--gpus-per-node", "2"), "-n 4"), (("--account", "a\nb"), "one line"),
      (("--nots",), "No such option")],
@@ -191,7 +192,7 @@ def test_all_mistakes_of_a_profile_are_named_with_their_lines(tmp_path: Path, is
     refused = isoscale("submit", "--cluster", "mine", "--dry-run")
     assert refused.code == 2
     assert 'mine.yaml:2: acount: unknown key; did you mean "account"?' in refused.err
-    assert 'mine.yaml:3: time: "never" is no time' in refused.err
+    assert 'mine.yaml:3: time: "never" is not a time' in refused.err
 
 
 @pytest.mark.parametrize("name", ["submit", "status", "cancel", "logs"])
@@ -288,7 +289,7 @@ def test_a_run_that_waits_for_its_job_is_listed(tmp_path: Path, isoscale, monkey
     monkeypatch.setattr(slurm, "release", lambda job: None)
     monkeypatch.setattr(slurm, "expected_start", lambda job: "2030-01-01 00:00:00")
     sent = isoscale("submit", "images/digits", "train.epochs=1", "--time", "90")
-    assert "submitted job 7: 1 node × 1 task, at most 1:30:00 a start" in sent.out
+    assert "submitted job 7: 1 node × 1 task, at most 1:30:00 per start" in sent.out
     assert "expected at 2030-01-01 00:00:00" in sent.out
     assert "digits-7  submitted" in isoscale("runs", "list").out
     assert isoscale("runs", "show").code == 0

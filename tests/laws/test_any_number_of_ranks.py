@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import isoscale
-from isoscale.data import keyed
-from isoscale.engine.checkpoint import read_weights
+from isoscale.data import rng as keyed
+from isoscale.engine.state.checkpoint import read_weights
 from tests.helpers import cli, first_of, sha, timeless
 from tests.ranks import fit_on, train_on
 
@@ -51,7 +51,7 @@ ODD = {
     "data__batch_size": 121, "train__epochs": 2, "observe__every": 2, "train__clip": 0.5, "schedule__name": "cosine",
     "data__transforms": [{"class": f"{__name__}.Noise"}],
 }  # fmt: skip
-"""Four batches an epoch, the last of 48 samples; shards of 15 and 16 rows, and of 6."""
+"""Four batches per epoch, the last of 48 samples; shards of 15 and 16 rows, and of 6."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "fused Adam": {"optimizer__name": "adam"},
     "momentum": {"optimizer__name": "sgd", "optimizer__momentum": 0.9, "optimizer__lr": 0.05},

@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from isoscale.data.batches import BatchPlan, tensors_of
-from isoscale.data.columns import ColumnSource
-from isoscale.data.feed import Feed, Part
+from isoscale.data.column_source import ColumnSource
+from isoscale.data.feeds.feed import Feed, Part
+from isoscale.data.feeds.host import HostFeed
+from isoscale.data.feeds.residency import make_feed
+from isoscale.data.feeds.workers import WorkerPool
 from isoscale.data.formats.npy import open_npy
-from isoscale.data.host_feed import HostFeed
 from isoscale.data.order import Order
-from isoscale.data.residency import make_feed
 from isoscale.data.samples import InProcess
 from isoscale.data.shards import rank_parts
 from isoscale.data.sources import DatasetSource
 from isoscale.data.window_order import WindowOrder
-from isoscale.data.workers import WorkerPool
 
 CPU = torch.device("cpu")
 NUM_ROWS = 97

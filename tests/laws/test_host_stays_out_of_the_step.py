@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from isoscale.engine.programs import EagerProgram
+from isoscale.engine.step.programs import EagerProgram
 from tests.helpers import train
 from tests.science.electronic import made
 from tests.science.potentials import made_systems

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isoscale.engine.checkpoint import read_weights
-from isoscale.parallel.ranks import Ranks
+from isoscale.engine.state.checkpoint import read_weights
+from isoscale.parallel.collectives import Ranks
 from isoscale.parallel.reduction import FlatReducer
 from tests import warm
 from tests.helpers import command, sha, timeless

@@ -14,8 +14,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import isoscale
 from isoscale.data.mixture import Mixture
-from isoscale.engine.checkpoint import read_weights
-from isoscale.engine.pairs import Pair
+from isoscale.engine.metrics.weighted_sum import Pair
+from isoscale.engine.state.checkpoint import read_weights
 from tests.helpers import sha, timeless
 from tests.laws.test_any_number_of_ranks import assert_close
 from tests.ranks import fit_on

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import isoscale
-from isoscale.engine.checkpoint import read_weights
-from isoscale.engine.programs import EagerProgram
+from isoscale.engine.state.checkpoint import read_weights
+from isoscale.engine.step.programs import EagerProgram
 from tests.helpers import QUIET, first_of, sha, timeless, train
 
 SHORT = {"train__epochs": 3, "observe__every": 7}

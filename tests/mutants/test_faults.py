@@ -18,8 +18,8 @@ def test_no_two_faults_have_the_same_name():
 
 
 def test_a_fault_without_its_text_is_named():
-    fault = Fault("metrics", "nothing is as it was", "engine/step.py", "text that is not there", "")
-    with pytest.raises(ValueError, match=r"'nothing is as it was': its text occurs 0 times in engine/step\.py"):
+    fault = Fault("metrics", "nothing is as it was", "engine/step/step.py", "text that is not there", "")
+    with pytest.raises(ValueError, match=r"'nothing is as it was': its text occurs 0 times in engine/step/step\.py"):
         with_fault(fault)
 
 

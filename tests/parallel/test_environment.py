@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoscale.errors import UserError
-from isoscale.parallel.environment import Environment, find
+from isoscale.parallel.environments.find import Environment, find
 from isoscale.parallel.environments.node_list import expand, expand_counts
 from tests import warm
 

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from isoscale.parallel.messages import pack, unpack
 from isoscale.parallel.secret import Key
-from tests.parallel.test_plain import DATA
+from tests.parallel.test_serialize import DATA
 
 KEY = Key(b"the secret of a test")
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from isoscale.parallel import hub as hubs
-from isoscale.parallel.hub import Hub, Line
+from isoscale.parallel.health import server as hubs
+from isoscale.parallel.health.client import Watch
+from isoscale.parallel.health.server import Hub, Line
 from isoscale.parallel.secret import Key
-from isoscale.parallel.watch import Watch
 
 HOSTS = ("n1", "n2")
 

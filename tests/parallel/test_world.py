@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from isoscale.errors import UserError
-from isoscale.parallel import rendezvous, world
-from isoscale.parallel.ranks import ALONE
-from isoscale.parallel.rendezvous import Comer, interface
+from isoscale.parallel import world
+from isoscale.parallel.collectives import ALONE
+from isoscale.parallel.health import rendezvous
+from isoscale.parallel.health.rendezvous import Comer, interface
 from tests import warm
 from tests.parallel.processes import ends, free_port, ranks, variables
 

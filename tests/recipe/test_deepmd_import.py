@@ -14,15 +14,16 @@ from typer.testing import CliRunner
 import isoscale
 from isoscale.cli.recipe import app
 from isoscale.data.mixture import Mixture, system_batch_sizes
-from isoscale.engine.schedules import LearningRate
+from isoscale.engine.optim.schedules import LearningRate
 from isoscale.errors import UserError
 from isoscale.recipe.importing.deepmd_words import ALIASES, DEFAULTS, NEEDLESS, ONLY
-from isoscale.recipe.load import LoadedRecipe, load_recipe, load_variants
+from isoscale.recipe.load import load_recipe, load_variants
+from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.problems import RecipeError
 from tests.helpers import QUIET, cli
 from tests.recipe.deepmd_input import changed, write, write_systems
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/from-deepmd.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/coming-from/deepmd.md"
 ELSEWHERE = {"model.model_dict", "training.num_epoch_dict", "nvnmd"}
 
 
@@ -539,7 +540,7 @@ class TestImport:
         assert load_recipe("mine.yaml").values["data"]["train"] == [f"{folder}/moved/all.hdf5#/water/1"]
 
     def test_words_of_a_recipe_belong_there(self, folder):
-        with pytest.raises(UserError, match=r"train\.device=cpu is no word of"):
+        with pytest.raises(UserError, match=r"train\.device=cpu is not a key of"):
             self.run(str(write(folder)), "train.device=cpu")
 
     def test_an_input_cannot_be_extended(self, folder):

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from isoscale.recipe.formats.tree import plain
+from isoscale.recipe.formats.yaml_reader import read_yaml
+from isoscale.recipe.formats.yaml_writer import write_yaml
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.problems import RecipeError
-from isoscale.recipe.tree import plain
-from isoscale.recipe.yaml_reader import read_yaml
-from isoscale.recipe.yaml_writer import write_yaml
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isoscale.recipe.formats.tree import PYTHON_CALL, from_plain, plain
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.overrides import apply_overrides
 from isoscale.recipe.problems import RecipeError
-from isoscale.recipe.tree import PYTHON_CALL, from_plain, plain
 
 
 def apply(values, *overrides):

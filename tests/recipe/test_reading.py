@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isoscale.recipe.json_reader import read_json
+from isoscale.recipe.formats.json_reader import read_json
+from isoscale.recipe.formats.tree import origins, plain
+from isoscale.recipe.formats.yaml_reader import read_yaml
 from isoscale.recipe.presets import locate, read_location
 from isoscale.recipe.problems import RecipeError
-from isoscale.recipe.tree import origins, plain
-from isoscale.recipe.yaml_reader import read_yaml
 
 
 def value_of(text):

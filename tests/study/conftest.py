@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isoscale.recipe.load import load_recipe
-from isoscale.run import Run
+from isoscale.runs.run import Run
 from tests.helpers import train
 
 RECORD = {

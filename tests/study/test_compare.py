@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from isoscale.engine.lock import RunLock
 from isoscale.errors import UserError
+from isoscale.runs.lock import RunLock
 from isoscale.study.compare import compare, find_runs
 from isoscale.study.table import text
 from tests.study.conftest import rows

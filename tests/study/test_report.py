@@ -10,7 +10,7 @@ from torch import nn
 
 import isoscale
 from isoscale.errors import UserError
-from isoscale.observe.exhibits import (
+from isoscale.observe.figures import (
     Curves,
     Detection,
     Histogram,
@@ -244,7 +244,7 @@ def test_a_run_without_its_data_says_so_in_a_line(digits: isoscale.Run, make, mo
     def broken(*arguments, **options):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("isoscale.api.exhibits", broken)
+    monkeypatch.setattr("isoscale.runs.inference.exhibits", broken)
     assert "Results could not be made: OSError: the disk is gone" in words(written(digits, "val"))
     assert "There is no checkpoint that results could be made with." in words(written(make("a"), "val"))
 

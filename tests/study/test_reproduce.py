@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from isoscale.errors import UserError
-from isoscale.run import Run
+from isoscale.runs.run import Run
 from isoscale.study import reproduce as module
 from isoscale.study.reproduce import reproduce, text
 from tests.helpers import train

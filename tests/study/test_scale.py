@@ -9,7 +9,7 @@ import pytest
 
 from isoscale.errors import UserError
 from isoscale.launch.config import merged
-from isoscale.parallel.ranks import ALONE
+from isoscale.parallel.collectives import ALONE
 from isoscale.recipe.load import load_recipe
 from isoscale.study.scale import chart as scale_chart
 from isoscale.study.scale import local as scale_local

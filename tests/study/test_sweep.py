@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isoscale.errors import UserError
 from isoscale.launch.job_script import Array
 from isoscale.recipe.load import load_recipe
-from isoscale.run import Run
+from isoscale.runs.run import Run
 from isoscale.study.sweep.local import Crew
 from isoscale.study.sweep.plan import Plan, Sweep, plan, reopen, with_lists
 from isoscale.study.sweep.points import LONGEST_NAME, names_of, points_of, short_keys

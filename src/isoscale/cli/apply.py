@@ -8,14 +8,14 @@ import typer
 from isoscale.cli import complete
 from isoscale.cli.arguments import Trust
 from isoscale.cli.output import print_json
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from isoscale.observe.exhibits import Exhibit
+    from isoscale.observe.figures import Exhibit
 
 RUN = Annotated[
     str | None,
@@ -49,8 +49,8 @@ def test(
 ) -> None:
     """Measure a run's weights on its test data, or on other systems of atoms."""
     paths = _paths(context, systems, role != "test")
-    from isoscale.api import measure, other_systems
-    from isoscale.run import Run
+    from isoscale.runs.inference import measure, other_systems
+    from isoscale.runs.run import Run
 
     found = Run.find(run, trust=trust)
     measured = measure(found, checkpoint, other_systems(found, paths) if paths else None, role)
@@ -81,9 +81,9 @@ def _draw(folder: Path, exhibits: "Mapping[str, Exhibit]") -> list[Path]:
     """Write what a task shows as PNG files; their paths."""
     if not exhibits:
         return []
-    from isoscale.observe.exhibits import Network
-    from isoscale.observe.figures import draw, png
-    from isoscale.observe.files import failures_in_words, own_folder, write_aside
+    from isoscale.observe.drawing import draw, png
+    from isoscale.observe.figures import Network
+    from isoscale.system.files import failures_in_words, own_folder, write_aside
 
     drawn = {
         name: png(draw(name, shown), PRINT_SCALE) for name, shown in exhibits.items() if not isinstance(shown, Network)
@@ -109,11 +109,11 @@ def predict(
     systems: SYSTEMS = None,
     trust: Trust = False,
 ) -> None:
-    """Write what a run's weights predict, one row a sample, in the order of the data."""
+    """Write what a run's weights predict, one row per sample, in the order of the data."""
     paths = _paths(context, systems, role != "test")
-    from isoscale.api import other_systems
-    from isoscale.api import predict as apply
-    from isoscale.run import Run
+    from isoscale.runs.inference import other_systems
+    from isoscale.runs.inference import predict as apply
+    from isoscale.runs.run import Run
 
     found = Run.find(run, trust=trust)
     target = out or found.path / "predictions.npz"
@@ -133,7 +133,7 @@ def predict(
 def _checked_folder(path: Path) -> Path | None:
     """The folder that predictions go to, made where it is not there; None where they go into one file."""
     from isoscale.errors import UserError
-    from isoscale.observe.files import failures_in_words
+    from isoscale.system.files import failures_in_words
 
     is_folder = path.is_dir() or not path.suffix
     if not is_folder and path.suffix not in (".npz", ".safetensors"):
@@ -150,8 +150,8 @@ def _checked_folder(path: Path) -> Path | None:
 def _write(path: Path, tensors: "dict[str, Tensor]") -> None:
     import numpy
 
-    from isoscale.engine.tensor_files import save_tensors
-    from isoscale.observe.files import failures_in_words, written_aside
+    from isoscale.engine.state.tensor_files import save_tensors
+    from isoscale.system.files import failures_in_words, written_aside
 
     with failures_in_words(path), written_aside(path) as file:
         if path.suffix == ".npz":

@@ -7,7 +7,7 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.cli.output import print_json
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 
 def compare(

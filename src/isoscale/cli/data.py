@@ -9,11 +9,11 @@ from isoscale.cli import complete, data_check, data_files, data_systems
 from isoscale.cli.arguments import Trust
 from isoscale.cli.data_words import progress, split_words
 from isoscale.cli.output import print_json
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
-    from isoscale.data.fetch import Fetching
-    from isoscale.data.published import Entry
+    from isoscale.data.tools.downloads import Fetching
+    from isoscale.data.tools.published import Entry
 
 ANYTHING = "file, folder, recipe or data set"
 """That `info` looks at."""
@@ -43,8 +43,8 @@ def get(
     ] = None,
 ) -> None:
     """Fetch a data set or weights, check them, and put them where recipes look for them."""
-    from isoscale.data.fetch import Fetching
     from isoscale.data.files import data_folder
+    from isoscale.data.tools.downloads import Fetching
     from isoscale.errors import UserError
 
     if name is None:
@@ -163,7 +163,7 @@ def _names_files(name: str) -> bool:
 
 
 def _show_files(words: list[str], as_json: bool) -> None:
-    from isoscale.data.describe_files import describe_files
+    from isoscale.data.tools.describe_files import describe_files
 
     paths, options = split_words(words)
     described = {path: describe_files(path, options) for path in paths}
@@ -211,7 +211,7 @@ def _show_all(as_json: bool) -> None:
 
 def presence(entry: "Entry", path: str | None = None) -> dict[str, Any]:
     """Whether all files of an entry are there, where, and how large they are."""
-    from isoscale.data.published import locate
+    from isoscale.data.tools.published import locate
     from isoscale.errors import UserError
 
     try:
@@ -224,7 +224,7 @@ def presence(entry: "Entry", path: str | None = None) -> dict[str, Any]:
 
 def _published_facts(entry: "Entry", path: str | None) -> dict[str, Any]:
     from isoscale.data.files import wrong_files
-    from isoscale.data.published import locate
+    from isoscale.data.tools.published import locate
     from isoscale.recipe.components import instantiate
     from isoscale.science.catalog import DATA_SETS
 
@@ -254,8 +254,8 @@ def _recipe_facts(name: str, overrides: list[str], is_trusted: bool) -> dict[str
 
 
 def _roles(data: Any) -> dict[str, Any]:
-    from isoscale.data.describe import describe
     from isoscale.data.sources import ROLES, Sources
+    from isoscale.data.tools.describe import describe
     from isoscale.errors import UserError
 
     if not isinstance(data, Sources):

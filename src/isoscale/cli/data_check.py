@@ -7,7 +7,7 @@ import typer
 from isoscale.cli.apply import RUN
 from isoscale.cli.arguments import Trust
 from isoscale.cli.output import print_json
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 
 def check(
@@ -19,7 +19,7 @@ def check(
 
     Exit code 0: nothing has changed. 1: something has, or may have. 2: cannot be done.
     """
-    from isoscale.run import Run
+    from isoscale.runs.run import Run
     from isoscale.study.data_check import check_data
 
     found = check_data(Run.find(run, trust=trust))

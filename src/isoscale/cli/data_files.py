@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isoscale.cli.data_words import progress, split_words
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
-    from isoscale.data.making import Made, Making
+    from isoscale.data.tools.convert import Made, Making
 
 GENERATORS = {"electronic/box": "isoscale.science.electronic.synthetic_files.make_boxes"}
 """What is made of nothing but a seed."""
@@ -39,7 +39,7 @@ def shuffle(
     ] = 1,
 ) -> None:
     """Shuffle the rows of .npy files into new files: all columns alike, every row once; goes on if it was killed."""
-    from isoscale.data.shuffle import shuffle_files
+    from isoscale.data.tools.shuffle import shuffle_files
 
     with progress() as report:
         written = shuffle_files(
@@ -65,7 +65,7 @@ def make(
 ) -> None:
     """Make data files out of others, row by row; what was made already is left alone."""
     from isoscale.data.formats.finding import find_files
-    from isoscale.data.making import MANIFEST, make_files
+    from isoscale.data.tools.convert import MANIFEST, make_files
 
     patterns, arguments = split_words(words)
     if converter in GENERATORS:
@@ -107,7 +107,7 @@ def _making(converter: str, arguments: dict[str, Any], format_name: str) -> "Mak
     import inspect
 
     from isoscale.data.formats.writing import WRITERS
-    from isoscale.data.making import Making
+    from isoscale.data.tools.convert import Making
     from isoscale.errors import UserError
     from isoscale.recipe.arguments import check_arguments
     from isoscale.recipe.components import resolve

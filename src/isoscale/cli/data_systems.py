@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from isoscale.cli.data_words import split_words
 from isoscale.cli.output import print_json
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.recipe.schema import Task

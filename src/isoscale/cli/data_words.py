@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isoscale.data.fetch import Report
+    from isoscale.data.tools.downloads import Report
 
 
 @contextmanager
@@ -30,9 +30,9 @@ def progress() -> Iterator["Report"]:
 
 def split_words(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Paths, and the values of key=value; a file whose name has an equals sign is a file."""
+    from isoscale.recipe.formats.tree import COMMAND_LINE, plain
+    from isoscale.recipe.formats.yaml_reader import read_value
     from isoscale.recipe.problems import Problem, RecipeError
-    from isoscale.recipe.tree import COMMAND_LINE, plain
-    from isoscale.recipe.yaml_reader import read_value
 
     paths: list[str] = []
     values: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import typer
 
 from isoscale.cli.output import print_json
 from isoscale.errors import USER_CAN_FIX, UserError
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.observe.doctor.finding import Finding
@@ -49,7 +49,7 @@ def _become_a_rank_or_start_them(num_ranks: int) -> None:
 
 def _findings() -> Iterator["Finding"]:
     """What this process has to say: of several ranks, one speaks for all."""
-    from isoscale.parallel.environment import find
+    from isoscale.parallel.environments.find import find
 
     try:
         environment = find()

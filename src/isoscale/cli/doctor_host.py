@@ -5,10 +5,10 @@ from pathlib import Path
 
 from isoscale.cli.data import presence
 from isoscale.data.files import data_folder
-from isoscale.engine.run_directory import ROOT
 from isoscale.observe.doctor.checks import examine
 from isoscale.observe.doctor.finding import Finding
 from isoscale.observe.doctor.folders import folder
+from isoscale.runs.directory import ROOT
 from isoscale.science.catalog import CATALOG
 
 

@@ -18,13 +18,13 @@ from isoscale.observe.doctor.cluster import slurm
 from isoscale.observe.doctor.finding import Finding
 from isoscale.observe.doctor.folders import leave_mark, remove_mark, sees_mark, shared
 from isoscale.observe.doctor.hosts import merge, names, versions
-from isoscale.observe.machine import usable_cores
-from isoscale.parallel.checkup import Checkup, RankSilent, resolved, why_alone, with_number
-from isoscale.parallel.environment import Environment
-from isoscale.parallel.network import MEASURE, NUM_SMALL, Blocked, Speed, Ways, speeds, ways
-from isoscale.parallel.rendezvous import NotMet, OtherSecret, within
+from isoscale.parallel.environments.find import Environment
+from isoscale.parallel.health.checkup import Checkup, RankSilent, resolved, why_alone, with_number
+from isoscale.parallel.health.probe import MEASURE, NUM_SMALL, Blocked, Speed, Ways, speeds, ways
+from isoscale.parallel.health.rendezvous import NotMet, OtherSecret, within
 from isoscale.parallel.world import BACKENDS
-from isoscale.printing import finish
+from isoscale.system.machine import usable_cores
+from isoscale.system.printing import finish
 
 LINGER = 5.0
 """Seconds that a rank which met nobody stays: a launcher that sees it end may end rank 0 before that has spoken."""

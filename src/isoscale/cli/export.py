@@ -7,7 +7,7 @@ import typer
 
 from isoscale.cli.apply import CHECKPOINT, RUN
 from isoscale.cli.arguments import Trust
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 
 def export(
@@ -20,8 +20,8 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Write a run's network to one file, for use elsewhere."""
-    from isoscale.exporting import export as write
-    from isoscale.run import Run
+    from isoscale.runs.export import export as write
+    from isoscale.runs.run import Run
 
     found = Run.find(run, trust=trust)
     caution = found.caution(checkpoint)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 WHAT = {
     "README.md": "what to type",
@@ -24,7 +24,7 @@ def init(
     ] = Path(),
 ) -> None:
     """Make a small project of your own: data, network, recipe and test, ready to train."""
-    from isoscale.project import make_project
+    from isoscale.cli.project import make_project
 
     made = make_project(name, path)
     folder = path / name

@@ -7,7 +7,7 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.cli.output import print_columns, print_json
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.launch.jobs import Standing, Tail
@@ -79,7 +79,7 @@ def logs(
 
 def _standing(run: str | None) -> "Standing":
     from isoscale.launch.jobs import Standing
-    from isoscale.run import Run
+    from isoscale.runs.run import Run
 
     return Standing.of(Run.find(run))
 

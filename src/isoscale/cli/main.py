@@ -1,11 +1,10 @@
-"""The command line: one module a command, heavy imports only when a command runs."""
+"""The command line: one module per command, heavy imports only when a command runs."""
 
 import sys
 from typing import Annotated, NoReturn
 
 import typer
 
-from isoscale import early_stop, signals
 from isoscale._version import __version__
 from isoscale.cli import (
     apply,
@@ -26,7 +25,8 @@ from isoscale.cli import (
     train,
 )
 from isoscale.errors import INTERRUPTED, USER_CAN_FIX, PeerFailed, Stopped, exit_code
-from isoscale.printing import echo, finish
+from isoscale.system import early_stop, signals
+from isoscale.system.printing import echo, finish
 
 app = typer.Typer(
     name="isoscale",

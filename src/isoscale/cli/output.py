@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from isoscale.printing import echo, one_line
+from isoscale.system.printing import echo, one_line
 
 
 def print_json(value: Any) -> None:

@@ -10,10 +10,10 @@ from isoscale.cli import complete
 from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.output import print_json
 from isoscale.cli.recipe_import import import_parameters
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
-    from isoscale.layers import Described
+    from isoscale.runs.layers import Described
 
 app = typer.Typer(help="List, show, check and import recipes, and look at their models.", no_args_is_help=True)
 
@@ -101,11 +101,11 @@ def model(
 
 
 def _described(recipe: str, overrides: list[str], is_trusted: bool) -> "Described":
-    from isoscale.engine.run_directory import ROOT
-    from isoscale.layers import layers_of_recipe, layers_of_run
     from isoscale.recipe.load import load_recipe
     from isoscale.recipe.trust import Trust
-    from isoscale.run import Run
+    from isoscale.runs.directory import ROOT
+    from isoscale.runs.layers import layers_of_recipe, layers_of_run
+    from isoscale.runs.run import Run
 
     trust = Trust.ALL if is_trusted else Trust.PROJECT
     if Run.exists(recipe) or Run.exists(Path(ROOT) / recipe):
@@ -128,7 +128,7 @@ def _as_json(described: "Described") -> dict[str, Any]:
 
 
 def _print_layers(described: "Described", most: int) -> None:
-    from isoscale.observe.layers import layer_lines, visible
+    from isoscale.observe.layer_table import layer_lines, visible
 
     layers = described.layers
     echo(f"{described.name}: {layers[0].kind}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.recipe.importing.imported import Imported, Remark
@@ -66,7 +66,7 @@ def _imported(path: Path, words: list[str], data: str | None) -> "tuple[Imported
 
 def _write(path: Path, text: str) -> None:
     from isoscale.errors import UserError
-    from isoscale.observe.files import failures_in_words, write_aside
+    from isoscale.system.files import failures_in_words, write_aside
 
     if path.exists():
         raise UserError(f"{path} is there already, and stays as it is: give another name to --out")
@@ -77,7 +77,7 @@ def _write(path: Path, text: str) -> None:
 def _report(imported: "Imported", out: Path | None, weights: Path | None) -> list[str]:
     """What a recipe cannot say, and what to type next."""
     lines = [f"wrote {out}"] if out is not None else []
-    lines += _section("needs no word in a recipe:", imported.needless) + _section("to do by hand:", imported.by_hand)
+    lines += _section("not needed in a recipe:", imported.needless) + _section("to do by hand:", imported.by_hand)
     train = f"isoscale train {shlex.quote(str(out or 'RECIPE'))}"
     lines += ["next:", f"  {train}"]
     return lines + ([f"  {train} task.init_from={shlex.quote(str(weights))}"] if weights is not None else [])

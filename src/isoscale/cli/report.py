@@ -8,7 +8,7 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.cli.arguments import Trust
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 
 def report(
@@ -34,9 +34,9 @@ def report(
     """Write one page about a run: curves, figures, settings, environment, how to reproduce it."""
     import webbrowser
 
-    from isoscale.engine.git import changes_in_words
     from isoscale.errors import UserError
-    from isoscale.run import Run
+    from isoscale.runs.git import changes_in_words
+    from isoscale.runs.run import Run
     from isoscale.study.report import write_report
 
     if runs and len(runs) > 1:

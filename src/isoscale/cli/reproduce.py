@@ -7,7 +7,7 @@ import typer
 from isoscale.cli import complete
 from isoscale.cli.arguments import Trust
 from isoscale.cli.output import print_json
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 
 def reproduce(
@@ -18,7 +18,7 @@ def reproduce(
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="So many steps; by default up to the run's second log.")
+        int | None, typer.Option(min=1, metavar="N", help="Number of steps; by default up to the run's second log.")
     ] = None,
     trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
@@ -27,7 +27,7 @@ def reproduce(
 
     Exit code 0: equal. 1: not equal. 2: cannot be done, because the data or a package is not there.
     """
-    from isoscale.run import Run
+    from isoscale.runs.run import Run
     from isoscale.study.reproduce import reproduce as train_again
     from isoscale.study.reproduce import text
 

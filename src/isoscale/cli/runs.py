@@ -8,7 +8,7 @@ import typer
 from isoscale.cli import send
 from isoscale.cli.apply import RUN
 from isoscale.cli.output import print_columns, print_json
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.study.sweep.plan import Sweep
@@ -25,8 +25,8 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print the runs as JSON.")] = False,
 ) -> None:
     """List the runs in a folder, oldest first, a sweep as one of them; of a sweep's folder its points, best first."""
-    from isoscale.engine.run_directory import ROOT
-    from isoscale.run import Run
+    from isoscale.runs.directory import ROOT
+    from isoscale.runs.run import Run
     from isoscale.study.sweep.plan import Sweep
     from isoscale.study.sweep.states import summary_of
 
@@ -58,7 +58,7 @@ def _list_points(sweep: "Sweep", as_json: bool) -> None:
 
 
 def _row(summary: dict[str, Any], folder: Path) -> tuple[str, ...]:
-    from isoscale.engine.run_directory import ROOT
+    from isoscale.runs.directory import ROOT
 
     path = Path(summary["path"])
     name = path.name if folder == ROOT else str(path)  # what `isoscale test` takes from here
@@ -81,7 +81,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Show where a run stands: status, step, metrics, hash of the weights."""
-    from isoscale.run import Run
+    from isoscale.runs.run import Run
 
     summary = Run.find(run).summary()
     if as_json:

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoscale import early_stop
 from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
 from isoscale.cli.output import print_json
 from isoscale.errors import INTERRUPTED, UserError
-from isoscale.printing import echo
+from isoscale.system import early_stop
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.recipe.trust import Trust
@@ -31,7 +31,7 @@ def scale(
         typer.Option("--weak/--strong", help="Keep the batch of a rank, or the whole batch; by default the whole."),
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Measure everything so often; by default 3 times.")
+        int | None, typer.Option(min=1, metavar="N", help="How often to measure everything; by default 3 times.")
     ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Steps that are timed; by default as many as take 2 seconds.")
@@ -190,9 +190,9 @@ def _submit_and_wait(study: "Study", request: "Request", as_json: bool) -> None:
 
 def _go_on(path: Path, as_json: bool, is_trusted: bool) -> None:
     """Show a study, and measure what is missing where nobody is about to."""
-    from isoscale.engine.run_directory import RunDirectory
     from isoscale.launch.local import check_alone
     from isoscale.recipe.schema import Launch
+    from isoscale.runs.directory import RunDirectory
     from isoscale.study.scale import job as scale_job
     from isoscale.study.scale.study import Study
 
@@ -240,9 +240,9 @@ def _show(study: "Study", as_json: bool) -> None:
 
 def _write(study: "Study") -> list[tuple[str, str]]:
     """The files, and what each of them is."""
-    from isoscale.observe.files import failures_in_words, write_aside
     from isoscale.study.scale import chart as scale_chart
     from isoscale.study.scale import table as scale_table
+    from isoscale.system.files import failures_in_words, write_aside
 
     texts = {"table": ("md", scale_table.markdown(study)), "numbers": ("csv", scale_table.as_csv(study))}
     found = [("measurements", str(study.path / "scale.json"))]

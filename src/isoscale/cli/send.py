@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isoscale.cli import complete
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from isoscale.observe.events import Observer
-    from isoscale.run import Run
+    from isoscale.runs.run import Run
 
 
 def send(
@@ -26,7 +26,7 @@ def send(
 ) -> None:
     """Send what a run has logged to a logger; what was sent there before is not sent again."""
     from isoscale.recipe.loggers import build_logger
-    from isoscale.run import Run
+    from isoscale.runs.run import Run
 
     found = Run.find(run)
     observer = build_logger(_spec(logger, arguments or []), (logger,))
@@ -37,9 +37,9 @@ def send(
 
 
 def _spec(logger: str, words: list[str]) -> dict[str, Any]:
+    from isoscale.recipe.formats.tree import COMMAND_LINE, from_plain, plain
     from isoscale.recipe.overrides import apply_overrides
     from isoscale.recipe.problems import Problem, RecipeError
-    from isoscale.recipe.tree import COMMAND_LINE, from_plain, plain
 
     problems: list[Problem] = []
     node = apply_overrides(from_plain({"class": logger}, COMMAND_LINE, problems), words, problems)
@@ -52,7 +52,7 @@ def _spec(logger: str, words: list[str]) -> dict[str, Any]:
 def _tell(run: "Run", observer: "Observer", logger: str) -> int:
     from isoscale.errors import UserError
     from isoscale.observe.loggers.background import reason
-    from isoscale.replay import events
+    from isoscale.runs.replay import events
 
     told = list(events(run))
     try:

@@ -9,7 +9,7 @@ import typer
 from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.job_options import JobOptions, with_job_options
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.launch.submission import Submission
@@ -72,7 +72,7 @@ def _send(submission: "Submission") -> None:
     start = slurm.expected_start(number)
     path = shlex.quote(str(folder))
     limit = submission.job.launch.time
-    each = f", at most {clock(slurm_seconds(limit))} a start" if limit is not None else ""
+    each = f", at most {clock(slurm_seconds(limit))} per start" if limit is not None else ""
     rows = [
         ("run", str(folder)),
         ("script", str(folder / "slurm" / "job.sh")),

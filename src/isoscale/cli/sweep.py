@@ -13,11 +13,11 @@ from isoscale.cli.arguments import OptionalRecipe, sort_out
 from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
 from isoscale.cli.output import print_columns
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.launch.job_script import Job
-    from isoscale.recipe.load import LoadedRecipe
+    from isoscale.recipe.loaded import LoadedRecipe
     from isoscale.recipe.trust import Trust
     from isoscale.study.sweep.job import Request
     from isoscale.study.sweep.plan import Plan, Point, Sweep
@@ -136,8 +136,8 @@ def _planned(
 def _begin(
     plan: "Plan", run: Path | None, request: "Request | None", workers: int, devices: int, dry_run: bool
 ) -> None:
-    from isoscale.engine.run_directory import RunDirectory
     from isoscale.launch.local import check_alone
+    from isoscale.runs.directory import RunDirectory
     from isoscale.study.sweep import job as sweep_job
 
     if request is not None:
@@ -240,7 +240,7 @@ def _say_sent(number: str, sweep: "Sweep", job: "Job") -> None:
     assert job.array is not None
     start = slurm.expected_start(number)
     limit = job.launch.time
-    each = f", at most {clock(slurm_seconds(limit))} a start" if limit is not None else ""
+    each = f", at most {clock(slurm_seconds(limit))} per start" if limit is not None else ""
     path = shlex.quote(str(sweep.path))
     first = job.array.tasks[0]
     count = len(job.array.tasks)

@@ -13,11 +13,11 @@ import typer
 
 from isoscale.cli import complete
 from isoscale.errors import UserError
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
-    from isoscale.observe.tensorboard_server import TensorBoardServer
-    from isoscale.run import Run
+    from isoscale.observe.tensorboard.server import TensorBoardServer
+    from isoscale.runs.run import Run
 
 SECONDS_BETWEEN_LOOKS = 5.0
 MOST_NAMES = 8
@@ -41,7 +41,7 @@ def tensorboard(
     ] = "127.0.0.1",
 ) -> None:
     """Show runs in TensorBoard, and say how to reach it from your own computer."""
-    from isoscale.observe.tensorboard_server import THIS_MACHINE, TensorBoardServer
+    from isoscale.observe.tensorboard.server import THIS_MACHINE, TensorBoardServer
 
     words = runs or []
     meant = _meant(words)
@@ -63,7 +63,7 @@ def tensorboard(
 
 def _meant(words: list[str]) -> "list[Run]":
     """Each run once, whether it is named itself or lies in a folder that is named."""
-    from isoscale.run import Run
+    from isoscale.runs.run import Run
 
     found = [run for word in words for run in Run.all(Path(word)) or [Run.find(word)]]
     found = found if words else Run.all() or [Run.find()]
@@ -83,7 +83,7 @@ def _with_events(runs: "list[Run]") -> list[tuple[str, Path]]:
 
 
 def _port(host: str, wanted: int | None) -> int:
-    from isoscale.observe.tensorboard_server import USUAL_PORT, free_port, is_free
+    from isoscale.observe.tensorboard.server import USUAL_PORT, free_port, is_free
 
     if wanted is not None:
         if not is_free(host, wanted):
@@ -123,7 +123,7 @@ def _overview(names: list[str], num_without: int) -> str:
 
 def _address(server: "TensorBoardServer") -> list[str]:
     """Where it is, and how to get there from elsewhere."""
-    from isoscale.observe.tensorboard_server import reachable
+    from isoscale.observe.tensorboard.server import reachable
     from isoscale.observe.text import table
 
     address = f"http://{reachable(server.host)}:{server.port}/"
@@ -144,7 +144,7 @@ def _tunnel(server: "TensorBoardServer") -> list[tuple[str, str]]:
 
 def _tunnel_command(server: "TensorBoardServer", node: str, login: str) -> str:
     """The ssh command that brings the page to one's own computer, from where only `login` can be reached."""
-    from isoscale.observe.tensorboard_server import THIS_MACHINE
+    from isoscale.observe.tensorboard.server import THIS_MACHINE
 
     port, user = server.port, getpass.getuser()
     if server.host not in THIS_MACHINE:

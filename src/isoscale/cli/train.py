@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from isoscale import early_stop
 from isoscale.cli.arguments import OptionalRecipe, Overrides, Trust, sort_out
+from isoscale.system import early_stop
 
 
 def train(
@@ -24,7 +24,7 @@ def train(
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option("--devices", min=1, metavar="N", help="Train with N processes on this machine, one a GPU."),
+        typer.Option("--devices", min=1, metavar="N", help="Train with N processes on this machine, one per GPU."),
     ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time went, and write a trace of some steps.")
@@ -36,7 +36,7 @@ def train(
     ] = None,
     log_format: Annotated[
         Literal["text", "json"] | None,
-        typer.Option("--log-format", help="For people, or one JSON object a line: observe.format of the recipe."),
+        typer.Option("--log-format", help="For people, or one JSON object per line: observe.format of the recipe."),
     ] = None,
     log: Annotated[
         Literal["main", "collect", "workers"] | None,
@@ -61,9 +61,10 @@ def train(
     if dev is not None:
         _develop(recipe, words, dev, run, profile, trust)
         return
-    from isoscale.opening import open_session
+    from isoscale.runs.open import open_run
+    from isoscale.runs.session import Session
 
-    open_session(recipe, words, run, profile=profile, trust=trust).train()
+    Session(open_run(recipe, words, run, profile=profile, trust=trust)).train()
 
 
 def _develop(

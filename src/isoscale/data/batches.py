@@ -54,7 +54,7 @@ class Plan(Protocol):
         """Samples that the steps before this one have seen."""
 
     def limited(self, limit: int) -> Self:
-        """The same with at most `limit` batches an epoch."""
+        """The same with at most `limit` batches per epoch."""
 
     def kind(self, step: int) -> Hashable:
         """Steps of one kind have batches of one shape."""
@@ -72,7 +72,7 @@ class BatchPlan:
     batch_size: int
     drop_last: bool = False
     limit: int | None = None
-    """At most so many batches an epoch."""
+    """At most so many batches per epoch."""
     num_micro: int = 1
     num_shards: int = 1
     rank: int = 0
@@ -111,7 +111,7 @@ class BatchPlan:
         return epoch * per_epoch + within * self.batch_size
 
     def limited(self, limit: int) -> "BatchPlan":
-        """The same with at most `limit` batches an epoch."""
+        """The same with at most `limit` batches per epoch."""
         return replace(self, limit=limit)
 
     def kind(self, step: int) -> Hashable:

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 
 from isoscale.data.batches import tensors_of
-from isoscale.data.columns import Column, ColumnSource, Rows, row_bytes
+from isoscale.data.column_source import ColumnSource
+from isoscale.data.columns import Column, Rows, row_bytes
 from isoscale.data.formats.finding import find_files
 from isoscale.data.formats.lmdb import LmdbSource
 from isoscale.data.formats.opening import SUFFIXES, dataset_names, format_of, open_column
 from isoscale.data.formats.views import Without, files_of, place
 from isoscale.data.sources import Source, Sources, Subset, split_source
 from isoscale.errors import UserError
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 Spec = str | list[str] | dict[str, Any]
 """A column: a path or pattern, a list of them, or a mapping of options."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isoscale.data.batches import Batch, BatchPlan
-from isoscale.data.feed import Feed, Indices, Part, Slot
+from isoscale.data.feeds.feed import Feed, Indices, Part, Slot
 from isoscale.data.hashing import derive_key, fold
 from isoscale.data.shards import Share
 from isoscale.data.sources import ROLES, Source, Sources, as_source, is_on_disk, is_vectorised, locate, nbytes
@@ -234,7 +234,7 @@ class MixturePlan:
     """The batches of a mixture: what a BatchPlan says of one source."""
 
     def __init__(self, plans: Sequence[BatchPlan], draws: Draws, limit: int | None = None, alike: bool = False) -> None:
-        """The plans of the systems, and which of them each step takes; at most `limit` batches an epoch.
+        """The plans of the systems, and which of them each step takes; at most `limit` batches per epoch.
 
         `alike` says that the batches of all systems have one shape.
         """
@@ -253,7 +253,7 @@ class MixturePlan:
         return min(plan.smallest for plan in self.plans)
 
     def limited(self, limit: int) -> "MixturePlan":
-        """The same with at most `limit` batches an epoch."""
+        """The same with at most `limit` batches per epoch."""
         return MixturePlan(self.plans, self._draws, limit, self._alike)
 
     def where(self, step: int) -> tuple[int, int]:

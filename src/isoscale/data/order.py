@@ -6,7 +6,7 @@ same samples. The values are pinned by a test and never change between versions.
 
 How: a Feistel network of six rounds (24 for a handful of samples) on a grid of a x b >= N cells, a = isqrt(N), so
 that fewer than a cells lie outside of the data. A place that lands outside is sent through again. On a device that is
-done for a fixed number of masked passes, chosen so that running out of them has a probability below 1e-15 an epoch;
+done for a fixed number of masked passes, chosen so that running out of them has a probability below 1e-15 per epoch;
 what is left over is marked with `OUT_OF_PASSES`, which no index can be.
 """
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from isoscale.data.columns import Rows
-from isoscale.data.feed import Indices
+from isoscale.data.feeds.feed import Indices
 from isoscale.data.window_order import WindowOrder
 
 NUM_REGIONS = 128

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch
-from isoscale.data.feed import Part
+from isoscale.data.feeds.feed import Part
 from isoscale.data.hashing import derive_key, fold
 from isoscale.data.sources import DatasetSource, Source, Subset, own_copy, whole
 

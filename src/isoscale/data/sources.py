@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from isoscale.data.batches import Batch, map_tensors, tensors_of
-from isoscale.data.columns import MOST_LABEL_BYTES, ColumnSource, as_tensor, row_bytes
+from isoscale.data.column_source import ColumnSource
+from isoscale.data.columns import MOST_LABEL_BYTES, as_tensor, row_bytes
 from isoscale.data.order import Order
 from isoscale.errors import UserError
 
@@ -36,7 +37,7 @@ class TensorSource:
     is_rows = True
 
     def __init__(self, tensors: Batch, classes: Sequence[str] | None = None, name: str = "") -> None:
-        """A dict, list or tuple of tensors or arrays, one row a sample.
+        """A dict, list or tuple of tensors or arrays, one row per sample.
 
         `classes` names what labels stand for, and `name` is the file that the rows were read from.
         """
@@ -45,7 +46,7 @@ class TensorSource:
         self.name = name
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(self.tensors)}
         if len(lengths) != 1:
-            raise UserError(f"every tensor needs one row a sample, but the numbers of rows are {sorted(lengths)}")
+            raise UserError(f"every tensor needs one row per sample, but the numbers of rows are {sorted(lengths)}")
         self._length = lengths.pop()
 
     def __len__(self) -> int:
@@ -221,7 +222,7 @@ def _as_tensors(data: Any) -> Batch:
         return tuple(_as_tensors(value) for value in data)
     found = f"an array of {data.dtype}" if isinstance(data, np.ndarray) else f"{type(data).__name__} {data!r:.40}"
     raise UserError(
-        f"samples must be tensors or arrays of numbers, one row a sample, not {found}: make one of them, such as "
+        f"samples must be tensors or arrays of numbers, one row per sample, not {found}: make one of them, such as "
         "torch.tensor(rows, dtype=torch.float32)"
     )
 
@@ -269,7 +270,9 @@ def _counts(length: int, parts: Mapping[str, float | int]) -> dict[str, int]:
             before, fraction = fraction, fraction + part
             edges[role] = round(fraction * length) - round(before * length)
         if part > 0 and edges[role] == 0:
-            raise UserError(f"split.{role} is {part}, which is no sample of {length}; make it larger, or 0 for none")
+            raise UserError(
+                f"split.{role} is {part}, which is less than one sample of {length}; make it larger, or 0 for none"
+            )
         taken += edges[role]
     if taken > length:
         raise UserError(f"split asks for {taken} samples ({dict(parts)}), but there are {length}")
@@ -277,7 +280,7 @@ def _counts(length: int, parts: Mapping[str, float | int]) -> dict[str, int]:
 
 
 class Arrays(Sources):
-    """Named arrays of one `.npz` file, one row a sample, split at random into train, val and test."""
+    """Named arrays of one `.npz` file, one row per sample, split at random into train, val and test."""
 
     def __init__(self, path: str, split: dict[str, float | int] | None = None, split_seed: int = 0) -> None:
         """Read `path`; the task decides which array is what (`input`, `target` by default)."""
@@ -294,6 +297,6 @@ def _read_npz(path: Path) -> dict[str, Any]:
         with file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}: set data.path to an .npz file with one row a sample") from None
+        raise UserError(f"there is no file {path}: set data.path to an .npz file with one row per sample") from None
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"cannot read {path} as an .npz file of plain arrays: {error}") from None

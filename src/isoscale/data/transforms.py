@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch
-from isoscale.data.keyed import current
+from isoscale.data.rng import current
 from isoscale.errors import UserError
 
 
@@ -69,7 +69,7 @@ class Normalize:
             return numbers
         if values.dim() < 2 or values.shape[1] != len(numbers):  # one channel would be broadcast to three
             raise UserError(
-                f"Normalize has {len(numbers)} numbers, one a channel, but {self.key!r} has "
+                f"Normalize has {len(numbers)} numbers, one per channel, but {self.key!r} has "
                 f"{values.shape[1] if values.dim() > 1 else 'no'} channels (batch {tuple(values.shape)})"
             )
         shape = [1, -1] + [1] * (values.dim() - 2)

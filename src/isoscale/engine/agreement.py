@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isoscale.engine.step import Step
-from isoscale.engine.stop import StopRequest
-from isoscale.parallel.ranks import Ranks
+from isoscale.engine.step.step import Step
+from isoscale.engine.stopping import StopRequest
+from isoscale.parallel.collectives import Ranks
 
 EVALUATION_EVERY = 8
 """Batches of an evaluation between two votes."""
@@ -21,11 +21,11 @@ EVALUATION_EVERY = 8
 class Agreement:
     """Asked between launches, on every rank alike, whether there is something to do."""
 
-    def __init__(self, ranks: Ranks, request: StopRequest) -> None:
-        """What this rank was asked for is in `request`."""
+    def __init__(self, ranks: Ranks, request: StopRequest, step: Step | None = None) -> None:
+        """What this rank was asked for is in `request`; votes travel with the reductions of a step, if there is one."""
         self._ranks = ranks
         self._request = request
-        self._step: Step | None = None
+        self._step = step
         self._cast = (0.0, 0.0)
         self._outcomes: deque[tuple[Tensor, Any]] = deque()
         self._saves = 0
@@ -34,10 +34,6 @@ class Agreement:
         """Whether all have agreed to stop."""
         self.save_due = False
         """Whether all have agreed to save; whoever saves takes it back."""
-
-    def vote_with(self, step: Step | None) -> None:
-        """Let votes travel with the reductions of a step; with None there are none, and ranks vote by themselves."""
-        self._step = step
 
     def __call__(self) -> bool:
         """Whether the launches must be interrupted, to stop or to save."""

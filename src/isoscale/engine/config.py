@@ -60,7 +60,8 @@ class Schedule(Config):
     start: Annotated[float, Field(gt=0)] | None = None
     """Learning rate after the warm-up; by default `optimizer.lr`. For onecycle, where the rise begins (peak / 25)."""
     end: Annotated[float, Field(ge=0)] | None = None
-    """Learning rate at the last step (plateau: the floor). By default 0; exponential without `gamma` needs it."""
+    """Learning rate at the last step (step and plateau: the floor). By default 0, for onecycle a ten-thousandth of the
+    peak; exponential without `gamma` needs it."""
     warmup: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)] = 0
     """Linear rise from zero: a number of steps, or a fraction of all steps. For onecycle, the rising part (0.3)."""
     gamma: Annotated[float, Field(gt=0)] | None = None
@@ -159,16 +160,16 @@ class Train(Config):
     evaluate: CadenceText = "1 epoch"
     """How often to evaluate on the validation data: "1 epoch", "500 steps", "never"."""
     limit_train_batches: Limit = None
-    """Use only so many training batches an epoch: a number, or a fraction such as 0.1."""
+    """Use only this many training batches per epoch: a number, or a fraction such as 0.1."""
     limit_val_batches: Limit = None
-    """Use only so many validation batches: a number, or a fraction such as 0.1."""
+    """Use only this many validation batches: a number, or a fraction such as 0.1."""
     limit_test_batches: Limit = None
-    """Use only so many test batches: a number, or a fraction such as 0.1."""
+    """Use only this many test batches: a number, or a fraction such as 0.1."""
     overfit_batches: Limit = None
     """Train and validate on the same few batches, to see whether the model can learn at all."""
     stop_after: Duration | None = None
-    """Save and exit with code 75 when this start has run so long, such as "02:30:00"; a little before, so that the
-    checkpoint is written in time. The end of a Slurm job is such a limit by itself."""
+    """Save and exit with code 75 when this start has run for this long, such as "02:30:00"; a little earlier, so that
+    the checkpoint is written in time. The end of a Slurm job is such a limit by itself."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     """CPU threads for tensor operations; auto takes the cores of the process, and 1 with `parallel.reduce: tree`, whose
     bits must not depend on how many ranks share the cores. Decided at the first start and kept."""

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 
 from isoscale.engine.agreement import Agreement
 from isoscale.engine.assembly import Assembly
-from isoscale.engine.evaluate import evaluate
-from isoscale.engine.lightning import forget
-from isoscale.engine.monitored import check_monitors, check_without_evaluation
-from isoscale.engine.planner import Planner
-from isoscale.engine.progress import Progress
-from isoscale.engine.roles import Role, limited
-from isoscale.engine.schedules import loss_weight
+from isoscale.engine.boundaries import Planner
+from isoscale.engine.dataset_metrics import Surveyor
+from isoscale.engine.evaluation import evaluate
+from isoscale.engine.lightning.module import forget
+from isoscale.engine.metrics.monitored import check_monitors, check_without_evaluation
+from isoscale.engine.optim.schedules import loss_weight
 from isoscale.engine.settings import Settings
-from isoscale.engine.survey import Surveyor
+from isoscale.engine.splits import Role, limited
+from isoscale.engine.state.progress import Progress
 from isoscale.observe.events import Logged
 from isoscale.observe.observers import Observers
-from isoscale.parallel.ranks import Ranks
+from isoscale.parallel.collectives import Ranks
 from isoscale.parallel.reduction import Reducer
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-from isoscale.engine.accelerator import Accelerator
+from isoscale.engine.device import Accelerator
 from isoscale.errors import UserError
 
 

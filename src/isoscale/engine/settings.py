@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from isoscale.data.config import Data
-from isoscale.data.residency import Residency
-from isoscale.engine import accelerator, precision
+from isoscale.data.feeds.residency import Residency
+from isoscale.engine import device as accelerator
+from isoscale.engine import precision
 from isoscale.engine.config import MOST_THREADS, Checkpoint, Optimizer, Schedule, Train
-from isoscale.engine.optimizers import OptimizerPath, choose_path
+from isoscale.engine.optim.optimizers import OptimizerPath, choose_path
 from isoscale.errors import UserError
 from isoscale.observe.config import Observe
 from isoscale.parallel.config import Parallel

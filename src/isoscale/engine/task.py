@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from isoscale.data.batches import Batch
 from isoscale.data.sources import Source, column
-from isoscale.engine.losses import (
+from isoscale.engine.metrics.losses import (
     IGNORED,
     check_labels,
     check_scores,
@@ -17,13 +17,13 @@ from isoscale.engine.losses import (
     find_metric,
     takes_classes,
 )
-from isoscale.engine.metrics import is_metric, update
-from isoscale.engine.pairs import Pair, Tally
+from isoscale.engine.metrics.torchmetrics import is_metric, update
+from isoscale.engine.metrics.weighted_sum import Pair, Tally
 from isoscale.errors import UserError
-from isoscale.observe.exhibits import Exhibit
+from isoscale.observe.figures import Exhibit
 
 if TYPE_CHECKING:
-    from isoscale.engine.survey import Store, Survey
+    from isoscale.engine.dataset_metrics import Store, Survey
 
 __all__ = ["Pair", "Supervised", "Tally", "Task", "check_labels", "class_numbers"]
 
@@ -99,7 +99,7 @@ class Task(nn.Module):
         return self.validation_step(batch, batch_idx)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
-        """What `isoscale predict` writes: a tensor or a dict of tensors, one row a sample.
+        """What `isoscale predict` writes: a tensor or a dict of tensors, one row per sample.
 
         A tensor is written in the units of the stored target, the tensors of a dict as they are.
         """
@@ -145,7 +145,7 @@ class Task(nn.Module):
         return {}
 
     def conclude(self, survey: "Survey", store: "Store") -> None:
-        """What `isoscale predict` writes, where that is not one row a sample: put it into `store`."""
+        """What `isoscale predict` writes, where that is not one row per sample: put it into `store`."""
         raise NotImplementedError
 
     def show_inputs(self, source: Source, batch: Batch) -> dict[str, Exhibit]:

@@ -8,8 +8,8 @@ import torch
 
 from isoscale.data.batches import Batch
 from isoscale.data.sources import Source
-from isoscale.engine.show import sample
-from isoscale.parallel.ranks import ALONE, Ranks
+from isoscale.engine.figures import sample
+from isoscale.parallel.collectives import ALONE, Ranks
 
 
 def adapted(task: Any, data: Any, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda text: None) -> Any:

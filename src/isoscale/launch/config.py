@@ -88,7 +88,7 @@ def _spread(num_gpus: int, per_node: int, nodes: int | None) -> tuple[int, int]:
         fitting = dict.fromkeys(count for count in (num_gpus // unit * unit, -(-num_gpus // unit) * unit) if count)
         raise UserError(
             f"{num_gpus} GPUs in total cannot be shared equally by {nodes} nodes"
-            + (f" with {per_node} a node" if per_node else "")
+            + (f" with {per_node} per node" if per_node else "")
             + f"; use {' or '.join(f'-n {count}' for count in fitting)}, or other numbers of nodes and GPUs a node"
         )
     return nodes, num_gpus // nodes

@@ -17,7 +17,7 @@ ARRAY = "$SLURM_ARRAY_JOB_ID"
 TASK = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 """One task of an array; its own number alone may be that of the whole array."""
 POINTS = "points.txt"
-"""The directories that the tasks of an array train in, one a line, below the folder of the array."""
+"""The directories that the tasks of an array train in, one per line, below the folder of the array."""
 ENGINES = {
     "apptainer": ["apptainer", "exec"],
     "shifter": ["shifter"],

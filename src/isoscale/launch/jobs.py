@@ -8,8 +8,8 @@ from typing import Any
 
 from isoscale.errors import UserError
 from isoscale.launch import slurm
-from isoscale.observe.files import open_own
-from isoscale.run import Run
+from isoscale.runs.run import Run
+from isoscale.system.files import open_own
 
 STOP = "STOP"
 

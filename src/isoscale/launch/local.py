@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from isoscale import signals
 from isoscale.errors import DONE, FAILED, INTERRUPTED, START_AGAIN, UserError
 from isoscale.parallel import secret
-from isoscale.parallel.environment import PARENT, find
-from isoscale.parallel.hub import GO_ON
-from isoscale.printing import echo
+from isoscale.parallel.environments.find import PARENT, find
+from isoscale.parallel.health.server import GO_ON
+from isoscale.system import signals
+from isoscale.system.printing import echo
 
 _LOOK_EVERY = 0.05
 TO_END = 10.0

@@ -8,9 +8,9 @@ from typing import Any
 
 from isoscale.errors import UserError
 from isoscale.launch.config import checked
+from isoscale.recipe.formats.tree import plain
+from isoscale.recipe.formats.yaml_reader import read_yaml
 from isoscale.recipe.problems import Problem, RecipeError, nearest
-from isoscale.recipe.tree import plain
-from isoscale.recipe.yaml_reader import read_yaml
 
 
 def folder() -> Path:

@@ -44,7 +44,7 @@ def line(text: str) -> str:
     except ValueError:
         is_whole = False
     if not is_whole:
-        raise UserError(f"{_shown(text)} is no whole line of a shell: a quote is not closed, or it ends with \\")
+        raise UserError(f"{_shown(text)} is not a complete line of shell: a quote is not closed, or it ends with \\")
     return text
 
 

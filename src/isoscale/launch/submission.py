@@ -15,13 +15,12 @@ from isoscale.launch import quoting, slurm
 from isoscale.launch.config import Resources, merged, notice, resources
 from isoscale.launch.job_script import Job
 from isoscale.launch.profiles import read_profile
-from isoscale.observe.files import own_folder, write_aside
-from isoscale.recipe.load import LoadedRecipe, load_recipe, to_submit
+from isoscale.recipe.load import load_recipe, to_submit
+from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import Launch
 from isoscale.recipe.trust import Trust
-
-SUBMITTED = "submitted"
-"""The status of a run that waits for its job."""
+from isoscale.runs.directory import SUBMITTED
+from isoscale.system.files import own_folder, write_aside
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Submission:
         if self.is_new:
             prepare(path, self.loaded)
         elif self.is_trusted:
-            from isoscale.engine.run_directory import RunDirectory
+            from isoscale.runs.directory import RunDirectory
 
             RunDirectory(path).adopt()
         claim(path, number)
@@ -69,7 +68,7 @@ def send(job: Job, prepare_for: Callable[[Path, str], None]) -> tuple[str, Path]
 
 def prepare(path: Path, loaded: LoadedRecipe) -> None:
     """A run directory that has its recipe, and waits for its first start."""
-    from isoscale.engine.run_directory import RunDirectory
+    from isoscale.runs.directory import RunDirectory
 
     directory = RunDirectory(path)
     directory.create(loaded.to_yaml())
@@ -78,7 +77,7 @@ def prepare(path: Path, loaded: LoadedRecipe) -> None:
 
 def claim(path: Path, job: str) -> None:
     """Write down which job is going to train in a run directory."""
-    from isoscale.engine.run_directory import RunDirectory
+    from isoscale.runs.directory import RunDirectory
 
     RunDirectory(path).update(job={"id": job, "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
 
@@ -98,7 +97,7 @@ def plan(
     `options` are keys of the `launch` section; `words` are passed on to `isoscale train`; `trust` says whose choice of
     classes is followed.
     """
-    from isoscale.engine.run_directory import RunDirectory
+    from isoscale.runs.directory import RunDirectory
 
     is_new = run is None or not RunDirectory(run).exists
     if run is not None:
@@ -163,7 +162,7 @@ def _check_run(run: Path, is_new: bool) -> None:
 
 def job_of(run: Path) -> str | None:
     """The number of the last job of a run, if it was submitted."""
-    from isoscale.engine.run_directory import RunDirectory
+    from isoscale.runs.directory import RunDirectory
 
     try:
         return slurm.as_number(RunDirectory(run).read()["job"]["id"])

@@ -29,7 +29,7 @@ class Observe(Config):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """How much the console says."""
     format: Literal["text", "json"] = "text"
-    """Console output for people (text) or for programs (json, one object a line)."""
+    """Console output for people (text) or for programs (json, one object per line)."""
     log: Literal["main", "collect", "workers"] = "main"
     """Whose words are kept where several ranks train. main: rank 0 speaks for all. collect: what every rank says and
     prints appears on the console and in log.txt of rank 0, each line with its rank. workers: every other rank writes a

@@ -26,7 +26,7 @@ from isoscale.observe.events import (
 from isoscale.observe.progress import Progress
 from isoscale.observe.terminal import TerminalDisplay
 from isoscale.observe.text import end_lines, epoch_line, heading, note_line, prefixed, rank_prefix, start_lines
-from isoscale.printing import echo
+from isoscale.system.printing import echo
 
 LEVELS = ("debug", "info", "warning", "error")
 SECONDS_BETWEEN_LINES = 10.0
@@ -123,7 +123,7 @@ class PlainDisplay:
 
 
 class JsonDisplay:
-    """One JSON object a line, for programs; a number that is not finite is written as "nan", "inf" or "-inf"."""
+    """One JSON object per line, for programs; a number that is not finite is written as "nan", "inf" or "-inf"."""
 
     def __init__(self, stream: TextIO, quiet: bool, rank: int | None = None) -> None:
         self._stream = stream

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from isoscale.observe.exhibits import Exhibit
+from isoscale.observe.figures import Exhibit
 
 Level = Literal["debug", "info", "warning", "error"]
 

@@ -1,309 +1,131 @@
-"""Exhibits as figures, for every observer that shows pictures; drawn without pyplot, which keeps global state."""
+"""What a task can show besides numbers: pictures, matrices, curves. Plain arrays, drawn by the observers."""
 
-import math
-import textwrap
-import warnings
-from io import BytesIO
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, PowerNorm
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from isoscale.observe.exhibits import (
-    Curves,
-    Detection,
-    Drawable,
-    Histogram,
-    Matrix,
-    Parity,
-    ParityPoints,
-    Pictures,
-    PrecisionRecall,
-)
 
-DOTS_PER_INCH = 100
-RIGHT, WRONG, NEUTRAL = "#1a7f4b", "#c9302c", "#8a8f98"
-MOST_NUMBERS = 400
-"""Of a matrix, so that one of 20 classes has all of them and a larger one its largest."""
-MOST_CURVES = 10
-"""With a colour and a name; where there are more, those of the classes that are found worst."""
-MOST_POINTS = 1000
-"""Of one curve: more than a screen can show."""
-MOST_NAMES = 12
-"""Beside points."""
-LINES = ("#20242c", "#d1495b", "#30638e", "#edae49", "#00798c")
-"""The colours of curves; the first is the one that the others should be equal to."""
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """A grid of small pictures."""
+
+    pixels: NDArray[np.uint8]
+    """(pictures, height, width, 3)."""
+    captions: list[str] = field(default_factory=list)
+    """One short text a picture, such as `cat 93 %`; may be empty."""
+    right: list[bool] = field(default_factory=list)
+    """Whether each picture's prediction is right, which decides the colour of its frame; may be empty."""
 
 
-def draw(name: str, exhibit: Drawable) -> Figure:
-    """The figure of an exhibit, under its name."""
-    match exhibit:
-        case Pictures():
-            return _Grid(exhibit).draw(name)
-        case Matrix():
-            return _matrix(name, exhibit)
-        case PrecisionRecall():
-            return _precision_recall(name, exhibit)
-        case Histogram():
-            return _histogram(name, exhibit)
-        case Curves():
-            return _curves(name, exhibit)
-        case Parity():
-            return _parity(name, exhibit)
-        case ParityPoints():
-            return _parity_points(name, exhibit)
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Counts of samples by row and column, such as a confusion matrix."""
+
+    counts: NDArray[np.int64]
+    """(rows, columns)."""
+    labels: list[str]
+    """Of the rows, and in the same order of the columns."""
+    rows: str = "true class"
+    columns: str = "predicted class"
 
 
-def png(figure: Figure, scale: int = 1) -> bytes:
-    """The figure as a PNG file, with so many times the dots that a screen needs."""
-    file = BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # a class name in a rare script
-        figure.savefig(file, format="png", dpi=scale * figure.dpi)
-    return file.getvalue()
+@dataclass(frozen=True, eq=False)
+class Detection:
+    """How well a score tells the samples of one class from the rest, at every threshold."""
+
+    thresholds: NDArray[np.float64]
+    """The distinct scores, falling: a sample counts as found where its score is at least the threshold."""
+    true_positives: NDArray[np.int64]
+    false_positives: NDArray[np.int64]
+    num_positives: int
+    num_negatives: int
+
+    @property
+    def precision(self) -> NDArray[np.float64]:
+        """Share of the found samples that belong to the class, at each threshold."""
+        found = self.true_positives + self.false_positives
+        return self.true_positives / np.maximum(found, 1)
+
+    @property
+    def recall(self) -> NDArray[np.float64]:
+        """Share of the class that is found, at each threshold; 1 everywhere for a class that never occurs."""
+        if self.num_positives == 0:
+            return np.ones(len(self.thresholds))
+        return self.true_positives / self.num_positives
+
+    @property
+    def average_precision(self) -> float:
+        """The area under the curve as a sum of steps; 0 for a class that never occurs."""
+        if self.num_positives == 0:
+            return 0.0
+        steps = np.diff(self.recall, prepend=0.0)
+        return float(np.sum(steps * self.precision))
 
 
-def _plain(text: str) -> str:
-    """Text in which dollar signs are dollar signs and not the marks of a formula."""
-    return text.replace("$", r"\$")
+@dataclass(frozen=True, eq=False)
+class PrecisionRecall:
+    """Precision against recall, one curve a class."""
+
+    classes: Mapping[str, Detection]
 
 
-def _short(text: str, most: int) -> str:
-    return _plain(text if len(text) <= most else f"{text[: most - 1]}…")
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """How values are distributed: `counts[i]` of them lie between `edges[i]` and `edges[i + 1]`."""
+
+    counts: NDArray[np.float64]
+    edges: NDArray[np.float64]
 
 
-class _Grid:
-    """Pictures side by side, painted dot by dot so that each of their pixels is a sharp square."""
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """Functions of one variable, the first of which the others should be equal to."""
 
-    side = 96
-    """Dots that a small picture is enlarged to, as nearly as whole factors allow."""
-    longest = 256
-    frame, gap, line, title = 3, 8, 13, 26
-
-    def __init__(self, exhibit: Pictures) -> None:
-        self.exhibit = exhibit
-        self.pixels = _resized(exhibit.pixels, self.side, self.longest)
-        self.num_pictures, self.height, self.width = self.pixels.shape[:3]
-        self.num_columns = max(1, math.ceil(math.sqrt(1.6 * self.num_pictures)))
-        self.num_rows = math.ceil(self.num_pictures / self.num_columns)
-        self.cell_width = max(self.width + 2 * self.frame, self.side) + self.gap
-        self.captions = [self._wrapped(caption) for caption in exhibit.captions]
-        lines = max((caption.count("\n") + 1 for caption in self.captions), default=0)
-        self.cell_height = self.height + 2 * self.frame + self.line * lines + self.gap
-
-    def draw(self, name: str) -> Figure:
-        """All pictures with their frames and captions."""
-        width = self.num_columns * self.cell_width + self.gap
-        height = self.num_rows * self.cell_height + self.title + self.gap
-        figure = Figure(figsize=(width / DOTS_PER_INCH, height / DOTS_PER_INCH), dpi=DOTS_PER_INCH)
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_axis_off()
-        axes.text(self.gap, self.title / 2, _plain(name), va="center", fontsize=10)
-        axes.imshow(self._canvas(width, height), interpolation="none", extent=(0, width, height, 0), aspect="auto")
-        for index, caption in enumerate(self.captions[: self.num_pictures]):
-            left, top = self._corner(index)
-            below = top + self.height + 2 * self.frame + 2
-            axes.text(left, below, caption, va="top", fontsize=7.5, color=self._colour(index), linespacing=1.1)
-        return figure
-
-    def _canvas(self, width: int, height: int) -> NDArray[np.uint8]:
-        canvas = np.full((height, width, 3), 255, np.uint8)
-        for index, pixels in enumerate(self.pixels):
-            left, top = self._corner(index)
-            framed = canvas[top : top + self.height + 2 * self.frame, left : left + self.width + 2 * self.frame]
-            framed[:] = _bytes(self._colour(index))
-            framed[self.frame : -self.frame, self.frame : -self.frame] = pixels
-        return canvas
-
-    def _corner(self, index: int) -> tuple[int, int]:
-        row, column = divmod(index, self.num_columns)
-        return self.gap + column * self.cell_width, self.title + row * self.cell_height
-
-    def _colour(self, index: int) -> str:
-        right = self.exhibit.right
-        return (RIGHT if right[index] else WRONG) if index < len(right) else NEUTRAL
-
-    def _wrapped(self, caption: str) -> str:
-        return _plain("\n".join(textwrap.wrap(caption, self.cell_width // 6, max_lines=2, placeholder="…")))
+    places: NDArray[np.float64]
+    values: Mapping[str, NDArray[np.float64]]
+    """By name: one value at each place."""
+    across: str
+    """What is drawn to the right, with its unit."""
+    up: str
+    marks: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    """A place that is marked on a curve, by the name of the curve: what it is, and where."""
 
 
-def _resized(pixels: NDArray[np.uint8], side: int, longest: int) -> NDArray[np.uint8]:
-    """Small pictures enlarged and large ones averaged, by a whole factor; gray ones keep their single channel."""
-    pixels = pixels.reshape(*pixels.shape[:3], -1 if pixels.size else 3)
-    number, height, width, channels = pixels.shape
-    factor = math.ceil(max(height, width) / longest)
-    if factor > 1:
-        rows, columns = max(1, height // factor), max(1, width // factor)
-        blocks = pixels[:, : rows * factor, : columns * factor].reshape(number, rows, -1, columns, factor, channels)
-        return blocks.mean((2, 4)).round().astype(np.uint8)
-    factor = max(1, side // max(height, width))
-    return pixels.repeat(factor, 1).repeat(factor, 2)
+@dataclass(frozen=True, eq=False)
+class Parity:
+    """How many values were predicted how."""
+
+    counts: NDArray[np.float64]
+    """(true, predicted): in as many equal bins from `low` to `high` each."""
+    low: float
+    high: float
+    what: str
+    """What is predicted, with its unit."""
+    words: Sequence[str] = ()
+    """What else is to be said, such as the mean error."""
 
 
-def _bytes(colour: str) -> tuple[int, ...]:
-    return tuple(bytes.fromhex(colour.removeprefix("#")))
+@dataclass(frozen=True, eq=False)
+class ParityPoints:
+    """Some values, each with a name, and what was predicted for them."""
+
+    names: list[str]
+    true: NDArray[np.float64]
+    predicted: NDArray[np.float64]
+    what: str
+    """What is predicted, with its unit."""
 
 
-def _matrix(name: str, exhibit: Matrix) -> Figure:
-    """The share of each row as colour, strong for small shares too, because errors are what people look for."""
-    number = max(1, len(exhibit.labels))
-    cell = float(np.clip(14 / number, 0.02, max(0.45, 2 / number)))  # inches
-    side = cell * number + 1.2 + 0.06 * min(20, max(map(len, exhibit.labels), default=0))
-    figure = Figure(figsize=(side + 1, side), dpi=DOTS_PER_INCH, layout="compressed")
-    axes = figure.add_subplot()
-    shares = exhibit.counts / np.maximum(exhibit.counts.sum(1, keepdims=True), 1)
-    image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    bar = figure.colorbar(image, ax=axes, label=f"share of the {exhibit.rows}", shrink=min(0.9, 4 / side), aspect=25)
-    bar.set_ticks([0, 0.01, 0.1, 0.5, 1], labels=["0", "1 %", "10 %", "50 %", "100 %"])
-    axes.set(title=_plain(name), xlabel=exhibit.columns, ylabel=exhibit.rows)
-    font = min(9.0, 72 * cell * 0.75)
-    _name_classes(axes, exhibit.labels, font)
-    if font >= 4:
-        _write_counts(axes, exhibit.counts, shares, 72 * cell)
-    return figure
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A network on the CPU with an input that it takes, from which its graph can be drawn."""
+
+    module: Any
+    example: Any
 
 
-def _name_classes(axes: Axes, labels: list[str], font: float) -> None:
-    """Every class, or every second, third … where the names would overlap."""
-    places = range(0, len(labels), max(1, math.ceil(5 / font)))
-    names = [_short(labels[place], 20) for place in places]
-    upright = all(len(label) <= 2 for label in labels)
-    axes.set_xticks(places, names, rotation=0 if upright else 90, fontsize=max(font, 5))
-    axes.set_yticks(places, names, fontsize=max(font, 5))
-
-
-def _write_counts(axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], cell: float) -> None:
-    """As large as a cell of that many points allows."""
-    smallest = np.sort(counts, axis=None)[-MOST_NUMBERS - 1] if counts.size > MOST_NUMBERS else 0
-    for row, column in np.argwhere(counts > smallest):
-        text = str(counts[row, column])
-        colour = "white" if shares[row, column] > 0.3 else "black"
-        font = min(9.0, 0.75 * cell, 1.4 * cell / len(text))
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=font)
-
-
-def _precision_recall(name: str, exhibit: PrecisionRecall) -> Figure:
-    """One curve a class, the worst first; beyond ten, the better ones stay gray and nameless."""
-    classes = {label: found for label, found in exhibit.classes.items() if found.num_positives}
-    labels = sorted(classes, key=lambda label: classes[label].average_precision)
-    figure = Figure(figsize=(7.5, 5), dpi=DOTS_PER_INCH, layout="constrained")
-    axes = figure.add_subplot()
-    for label in labels[MOST_CURVES:]:
-        axes.plot(*_curve(classes[label]), drawstyle="steps-pre", color="0.85", linewidth=0.8)
-    for place, label in enumerate(labels[:MOST_CURVES]):
-        text = f"{classes[label].average_precision:.3f}  {_short(label, 24)}"
-        axes.plot(*_curve(classes[label]), drawstyle="steps-pre", color=colormaps["tab10"](place), label=text)
-    axes.set(title=_plain(name), xlabel="recall", ylabel="precision", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    axes.grid(alpha=0.3)
-    if labels:
-        title = "average precision" + (f", worst {MOST_CURVES}" if len(labels) > MOST_CURVES else "")
-        figure.legend(loc="outside right upper", title=title, fontsize=8, title_fontsize=8, frameon=False)
-    return figure
-
-
-def _curve(found: Detection) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Recall and precision where recall grows: the steps whose area is the average precision."""
-    rising = np.flatnonzero(np.diff(found.true_positives, prepend=0))
-    places = rising[np.unique(np.linspace(0, len(rising) - 1, MOST_POINTS).round().astype(int))]
-    recall, precision = found.recall[places], found.precision[places]
-    return np.concatenate([[0.0], recall]), np.concatenate([precision[:1], precision])
-
-
-def _histogram(name: str, exhibit: Histogram) -> Figure:
-    figure = Figure(figsize=(6, 3.5), dpi=DOTS_PER_INCH, layout="constrained")
-    axes = figure.add_subplot()
-    axes.stairs(exhibit.counts, exhibit.edges, fill=True)
-    axes.set(title=_plain(name), xlabel="value", ylabel="count")
-    return figure
-
-
-def _curves(name: str, exhibit: Curves) -> Figure:
-    """The curves, and below them how far each is from the first."""
-    figure = Figure(figsize=(7.5, 5.4), dpi=DOTS_PER_INCH, layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
-    first = next(iter(exhibit.values.values()))
-    for place, (label, values) in enumerate(exhibit.values.items()):
-        style = {"color": LINES[place % len(LINES)], "linestyle": "--" if place else "-", "linewidth": 1.8}
-        above.plot(exhibit.places, values, label=_plain(label), **style)
-        if place:
-            below.plot(exhibit.places, values - first, **style)
-            below.fill_between(exhibit.places, values - first, color=style["color"], alpha=0.15, linewidth=0)
-        if label in exhibit.marks:
-            what, where = exhibit.marks[label]
-            for axes in (above, below):
-                axes.axvline(where, color=style["color"], linestyle=style["linestyle"], linewidth=0.9, alpha=0.8)
-            above.plot([], [], color=style["color"], linestyle=style["linestyle"], linewidth=0.9, label=_plain(what))
-    above.set(title=_plain(name), ylabel=_plain(exhibit.up))
-    below.set(xlabel=_plain(exhibit.across), ylabel="difference")
-    below.axhline(0, color="0.6", linewidth=0.8)
-    for axes in (above, below):
-        _open(axes)
-        axes.margins(x=0)
-    figure.align_ylabels()
-    above.legend(frameon=False, fontsize=9)
-    return figure
-
-
-def _open(axes: Axes) -> None:
-    """Without the lines to the right and above, which hold nothing."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
-
-
-def _parity(name: str, exhibit: Parity) -> Figure:
-    """Counts as colour on a logarithmic scale, on which single outliers are seen too."""
-    figure = Figure(figsize=(6.2, 5.2), dpi=DOTS_PER_INCH, layout="compressed")
-    axes = figure.add_subplot()
-    ends = (exhibit.low, exhibit.high)
-    counts = np.ma.masked_less(exhibit.counts.T, 0.5)
-    norm = LogNorm(1, max(2.0, float(exhibit.counts.max(initial=0))))
-    image = axes.imshow(counts, cmap="viridis", norm=norm, origin="lower", extent=ends * 2, interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="number of values", shrink=0.85, pad=0.03)
-    _diagonal(axes, ends)
-    axes.set(title=_plain(name), xlabel=_plain(f"true {exhibit.what}"), ylabel=_plain(f"predicted {exhibit.what}"))
-    _write_beside(axes, _plain("\n".join(exhibit.words)), exhibit.counts)
-    return figure
-
-
-def _write_beside(axes: Axes, words: str, counts: NDArray[np.float64]) -> None:
-    """Words above the diagonal, or below it where that is emptier: a constant error puts all points on one side."""
-    half, edge = -(-len(counts) // 2), -(-len(counts) // 5)
-    is_free = counts[:half, -edge:].sum() <= counts[-half:, :edge].sum()
-    x, y, horizontal, vertical = (0.03, 0.97, "left", "top") if is_free else (0.97, 0.03, "right", "bottom")
-    axes.text(x, y, words, transform=axes.transAxes, ha=horizontal, va=vertical, fontsize=9)
-
-
-def _diagonal(axes: Axes, ends: tuple[float, float]) -> None:
-    axes.plot(ends, ends, color="0.35", linewidth=0.9, linestyle=(0, (5, 4)))
-    axes.set(xlim=ends, ylim=ends, aspect="equal")
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _parity_points(name: str, exhibit: ParityPoints) -> Figure:
-    """Each point with its name, as long as they are few."""
-    figure = Figure(figsize=(6.2, 5.2), dpi=DOTS_PER_INCH, layout="compressed")
-    axes = figure.add_subplot()
-    both = np.concatenate([exhibit.true, exhibit.predicted])
-    margin = 0.12 * max(float(np.ptp(both)), 1e-3 * float(np.abs(both).max()), 1e-12)
-    _diagonal(axes, (float(both.min()) - margin, float(both.max()) + margin))
-    axes.scatter(exhibit.true, exhibit.predicted, color=LINES[1], s=42, zorder=3, edgecolor="white", linewidth=0.8)
-    if len(exhibit.names) <= MOST_NAMES:
-        _name_points(axes, exhibit)
-    axes.set(title=_plain(name), xlabel=_plain(f"true {exhibit.what}"), ylabel=_plain(f"predicted {exhibit.what}"))
-    axes.ticklabel_format(useOffset=False)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    return figure
-
-
-def _name_points(axes: Axes, exhibit: ParityPoints) -> None:
-    """To the side that has more room."""
-    middle = sum(axes.get_xlim()) / 2
-    for label, true, predicted in zip(exhibit.names, exhibit.true, exhibit.predicted, strict=True):
-        side, align = (7, "left") if true < middle else (-7, "right")
-        axes.annotate(
-            _short(label, 24), (true, predicted), (side, 0), textcoords="offset points", fontsize=8, ha=align,
-            va="center",
-        )  # fmt: skip
+Drawable = Pictures | Matrix | PrecisionRecall | Histogram | Curves | Parity | ParityPoints
+Exhibit = Drawable | Network

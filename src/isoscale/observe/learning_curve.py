@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from isoscale.observe.events import EpochEnded, Event, Logged
-from isoscale.observe.files import failures_in_words, open_own
+from isoscale.system.files import failures_in_words, open_own
 
 WIDTH = 11
 SHORT_STAGES = {"val": "val", "train": "trn"}

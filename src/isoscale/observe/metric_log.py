@@ -1,4 +1,4 @@
-"""metrics.jsonl: every logged value of a run, one JSON object a line."""
+"""metrics.jsonl: every logged value of a run, one JSON object per line."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from isoscale.errors import UserError
 from isoscale.observe.events import EpochEnded, Event, Logged
-from isoscale.observe.files import failures_in_words, open_own
+from isoscale.system.files import failures_in_words, open_own
 
 
 class MetricLog:

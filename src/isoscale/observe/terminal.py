@@ -25,7 +25,7 @@ from isoscale.observe.text import (
     start_rows,
     start_tables,
 )
-from isoscale.printing import visible
+from isoscale.system.printing import visible
 
 REFRESHES_PER_SECOND = 5
 WIDE = 100

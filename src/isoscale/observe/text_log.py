@@ -8,9 +8,9 @@ from typing import TextIO
 
 from isoscale.errors import UserError
 from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Note, Started
-from isoscale.observe.files import failures_in_words, open_own
 from isoscale.observe.text import end_lines, epoch_line, logged_line, note_line, prefixed, rank_prefix, start_lines
-from isoscale.printing import visible
+from isoscale.system.files import failures_in_words, open_own
+from isoscale.system.printing import visible
 
 
 class TextLog:

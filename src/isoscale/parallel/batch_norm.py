@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from isoscale.errors import UserError
-from isoscale.parallel.ranks import Ranks
+from isoscale.parallel.collectives import Ranks
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:

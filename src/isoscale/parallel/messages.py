@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from isoscale.errors import UserError
-from isoscale.parallel.plain import NotPlain, put_together, take_apart
 from isoscale.parallel.secret import Key
+from isoscale.parallel.serialize import NotPlain, put_together, take_apart
 
 _SIZE = struct.Struct(">Q")
 _SIGNATURE = 32

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isoscale.errors import UserError
 from isoscale.parallel.buffer import Buffer, Buffers
-from isoscale.parallel.ranks import ALONE, Ranks
+from isoscale.parallel.collectives import ALONE, Ranks
 
 DEFAULT_SHARDS = 8
 OVERLAP_FROM = 32_000_000

@@ -19,17 +19,17 @@ import torch.distributed as dist
 
 from isoscale.errors import Stopped, StoppedEarly, UserError
 from isoscale.parallel import pinning
-from isoscale.parallel.board import Board, Store, prefixed
-from isoscale.parallel.environment import Environment, find
+from isoscale.parallel.collectives import ALONE, Ranks
 from isoscale.parallel.environments.base import LOOPBACK
-from isoscale.parallel.facts import Facts, of_this_rank
-from isoscale.parallel.hub import Hub
-from isoscale.parallel.preflight import Separated, cut_off, exchange_facts, first_sum, refused
-from isoscale.parallel.ranks import ALONE, Ranks
-from isoscale.parallel.rendezvous import Comer, NotMet, Rendezvous, interface, own_door, patience, within
-from isoscale.parallel.sockets import open_sockets, shut, shut_doors
-from isoscale.parallel.watch import Watch
-from isoscale.printing import finish
+from isoscale.parallel.environments.find import Environment, find
+from isoscale.parallel.health.client import Watch
+from isoscale.parallel.health.preflight import Separated, cut_off, exchange_facts, first_sum, refused
+from isoscale.parallel.health.rendezvous import Comer, NotMet, Rendezvous, interface, own_door, patience, within
+from isoscale.parallel.health.server import Hub
+from isoscale.parallel.health.signed_store import Board, Store, prefixed
+from isoscale.parallel.health.sockets import open_sockets, shut, shut_doors
+from isoscale.parallel.rank_info import Facts, of_this_rank
+from isoscale.system.printing import finish
 
 NO_LIMIT = timedelta(days=30)
 """For a single collective: it is the watch that ends a wait, and it can name who is missing."""

@@ -5,12 +5,13 @@ from typing import Any
 
 from isoscale.data.config import Data
 from isoscale.engine.config import Optimizer
-from isoscale.recipe.components import Look, check, check_call, check_nested, read, resolve
-from isoscale.recipe.load import LoadedRecipe
+from isoscale.recipe.components import Look, check, check_call, check_nested, resolve
+from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.loggers import logger_problems
 from isoscale.recipe.optimizers import optimizer_problems
 from isoscale.recipe.problems import Problem, RecipeError, with_origin
 from isoscale.recipe.schema import Task
+from isoscale.recipe.trust import read
 from isoscale.recipe.validation import section_keys
 
 

@@ -13,13 +13,10 @@ from isoscale.data.config import Data
 from isoscale.errors import UserError
 from isoscale.recipe import vision
 from isoscale.recipe.arguments import check_arguments
-from isoscale.recipe.finding import find_module
-from isoscale.recipe.names import SHORT_NAMES, TORCHVISION, full_name, parted
-from isoscale.recipe.outline import NotCallable, NotThere, outline
+from isoscale.recipe.formats.tree import children
+from isoscale.recipe.names import SHORT_NAMES, TORCHVISION, full_name, no_module, parted
 from isoscale.recipe.problems import KeyPath, Problem, nearest
 from isoscale.recipe.schema import Task
-from isoscale.recipe.tree import children
-from isoscale.recipe.trust import is_harmless, no_module
 from isoscale.recipe.wording import found
 
 OWN = ("isoscale", "torch", "torchvision")
@@ -39,37 +36,19 @@ class UnknownComponent(UserError):
 
 def resolve(name: str) -> Callable[..., Any]:
     """The class or function that a short name, `package.module.Class` or `package.module:Class` stands for."""
-    module_name, attribute = _parted(name)
+    module_name, attribute = parted_name(name)
     target: Any = _import(module_name, name)
     for part in attribute.split("."):
         target = _attribute(target, part, module_name, name)
     if not callable(target):
         functions = [other for other in _public(target) if other.islower() and callable(getattr(target, other))]
         message = f'"{name}" is a {type(target).__name__}, not a class or function'
-        raise UnknownComponent(message, _as_written(nearest(attribute, functions), name))
+        raise UnknownComponent(message, as_written(nearest(attribute, functions), name))
     return vision.explained(name, target) if vision.has_networks(module_name) else target
 
 
-def read(name: str) -> Callable[..., Any] | None:
-    """A function with the signature of what a name stands for, of which nothing is imported; None if it is not known.
-
-    Components of isoscale and layers of torch are those themselves.
-    """
-    if is_harmless(name):
-        return resolve(name)
-    module_name, attribute = _parted(name)
-    missing = find_module(module_name).missing
-    if missing is not None and module_name not in sys.modules:
-        raise UnknownComponent(no_module(missing, name))
-    try:
-        return outline(module_name, attribute, lambda path: resolve(path) if is_harmless(path) else None)
-    except NotThere as error:
-        raise UnknownComponent(str(error), _as_written(nearest(error.part, error.others), name)) from None
-    except NotCallable as error:
-        raise UnknownComponent(f'"{name}" {error}') from None
-
-
-def _parted(name: str) -> tuple[str, str]:
+def parted_name(name: str) -> tuple[str, str]:
+    """The module of a component and its name there, or an error with the nearest name that is known."""
     module_name, attribute = parted(full_name(name))
     if not module_name or not attribute:
         known = ", ".join(sorted(SHORT_NAMES))
@@ -113,7 +92,7 @@ def _attribute(owner: Any, part: str, module_name: str, name: str) -> Any:
     if hasattr(owner, part):
         return getattr(owner, part)
     raise UnknownComponent(
-        f'{module_name} has no "{part}"{_hides(module_name)}', _as_written(nearest(part, _public(owner)), name)
+        f'{module_name} has no "{part}"{_hides(module_name)}', as_written(nearest(part, _public(owner)), name)
     )
 
 
@@ -132,7 +111,7 @@ def _public(owner: Any) -> list[str]:
     return [name for name in names if not isinstance(getattr(owner, name), ModuleType)]
 
 
-def _as_written(suggestion: str | None, name: str) -> str | None:
+def as_written(suggestion: str | None, name: str) -> str | None:
     """A suggestion that can be typed in the place of `name`, where that is no path."""
     return f"{TORCHVISION}{suggestion}" if suggestion and name.startswith(TORCHVISION) else suggestion
 

@@ -1,72 +1,25 @@
 """Load a recipe: find it, lay it over what it extends, apply overrides, check it, and keep every origin."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from isoscale.recipe.formats.tree import PYTHON_CALL, Node, children, from_plain, merge, origins, plain, with_class_keys
 from isoscale.recipe.importing.reading import is_input, translated
+from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.overrides import Overrides, apply_overrides
 from isoscale.recipe.presets import DEFAULT_PRESET, Location, locate, read_location
 from isoscale.recipe.problems import DEFAULT, KeyPath, Problem, RecipeError, with_origin
 from isoscale.recipe.schema import Recipe
 from isoscale.recipe.sweep import SECTION, sweep_problems, with_nested_keys
-from isoscale.recipe.tree import PYTHON_CALL, Node, children, from_plain, merge, origins, plain, with_class_keys
 from isoscale.recipe.trust import Trust, job_problems, trust_problems, writing_problems
 from isoscale.recipe.validation import validate
 
 
-@dataclass(frozen=True)
-class LoadedRecipe:
-    """A recipe that passed its checks, with the origin of every value."""
-
-    recipe: Recipe
-    values: dict[str, Any]
-    """Everything the recipe says of one training, defaults filled in, as plain JSON values; `extends` is resolved and
-    gone, and so is `sweep`."""
-    origins: dict[KeyPath, str]
-    """For each value: `images/digits.yaml:12`, `my.yaml:3`, `command line`, `Python call` or `default`; in front of the
-    key of another program's file, which the value was translated from, as in `input.json: training.numb_steps`."""
-    name: str
-    """What runs of this recipe are called."""
-    notes: list[str] = field(default_factory=list)
-    """What there is to know where another program's file was read."""
-    files: list[str] = field(default_factory=list)
-    """What it was read from: its own file, and those that it extends."""
-
-    @property
-    def sweep_note(self) -> str | None:
-        """What to know where a recipe with a sweep is trained once."""
-        if not self.recipe.sweep.arguments:
-            return None
-        return "the recipe has a sweep; this trains its own values alone, `isoscale sweep` trains all points"
-
-    def with_sweep(self) -> "LoadedRecipe":
-        """The recipe with its sweep among the values, for those who show or keep all that it says."""
-        section = self.recipe.sweep.model_dump(exclude_defaults=True)
-        return replace(self, values={**self.values, SECTION: section}) if section else self
-
-    def as_dict(self) -> dict[str, Any]:
-        """In plain values, for other ranks."""
-        told = {name: getattr(self, name) for name in ("origins", "name", "notes", "files")}
-        return {"values": self.with_sweep().values, **told}
-
-    @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> "LoadedRecipe":
-        """As rank 0 told it."""
-        values = {key: value for key, value in told["values"].items() if key != SECTION}
-        return cls(**{**told, "values": values}, recipe=Recipe.model_validate(told["values"]))
-
-    def to_yaml(self) -> str:
-        """The resolved recipe, each value with its origin behind it; reads back as the same recipe."""
-        from isoscale.recipe.yaml_writer import write_yaml
-
-        return write_yaml(self.values, self.origins)
-
-
 def load_resolved(path: Path) -> LoadedRecipe:
     """Load a recipe that was written by `to_yaml`, with the origins that its values had then."""
-    from isoscale.recipe.yaml_writer import read_origins
+    from isoscale.recipe.formats.yaml_writer import read_origins
 
     loaded = load_recipe(path)
     return replace(loaded, origins=read_origins(path.read_text(encoding="utf-8"), loaded.origins))

@@ -39,7 +39,7 @@ def _problems(spec: Any, path: KeyPath, look: Look) -> list[Problem]:
 def _observer_problems(name: str, path: KeyPath, look: Look) -> list[Problem]:
     target = look(name)
     missing = [method for method in ("notify", "close") if isinstance(target, type) and not hasattr(target, method)]
-    return [Problem(path, f"{name} is no logger: it has no method {missing[0]}")] if missing else []
+    return [Problem(path, f"{name} is not a logger: it has no method {missing[0]}")] if missing else []
 
 
 def send_command(run: Path, spec: Spec) -> str:

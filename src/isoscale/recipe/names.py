@@ -1,5 +1,7 @@
 """The short names of components, and the class paths that they stand for."""
 
+from pathlib import Path
+
 SHORT_NAMES = {
     "supervised": "isoscale.engine.task.Supervised",
     "classifier": "isoscale.science.images.Classifier",
@@ -36,9 +38,9 @@ SHORT_NAMES = {
 }
 
 CONVERTERS = {
-    "text": "isoscale.data.converters.text",
-    "npz": "isoscale.data.converters.arrays",
-    "hdf5": "isoscale.data.converters.arrays",
+    "text": "isoscale.data.tools.converters.text",
+    "npz": "isoscale.data.tools.converters.arrays",
+    "hdf5": "isoscale.data.tools.converters.arrays",
 }
 """What `data make` knows by a short name."""
 
@@ -62,3 +64,8 @@ def parted(path: str) -> tuple[str, str]:
 def class_path(name: str) -> str:
     """The full path of a class, in one spelling: `mlp` and `isoscale.science.models:MLP` are the same."""
     return full_name(name).replace(":", ".")
+
+
+def no_module(module: str, name: str) -> str:
+    """That there is no module for a name."""
+    return f'there is no module "{module}" for "{name}" (looked in {Path.cwd()} and installed packages)'

@@ -16,7 +16,7 @@ def check_optimizer(section: Optimizer) -> list[Problem]:
 
 def optimizer_problems(name: str, arguments: dict[str, Any], path: KeyPath = ("optimizer",)) -> list[Problem]:
     """Check a name and the arguments beside it, as written."""
-    from isoscale.engine.optimizers import UNFIT, optimizer_classes
+    from isoscale.engine.optim.optimizers import UNFIT, optimizer_classes
 
     if name.lower() in UNFIT:
         return [Problem((*path, "name"), UNFIT[name.lower()])]

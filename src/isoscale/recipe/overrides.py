@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from isoscale.recipe.problems import KeyPath, Problem, dotted, nearest
-from isoscale.recipe.tree import (
+from isoscale.recipe.formats.tree import (
     CLASS_SYNONYMS,
     COMMAND_LINE,
     PYTHON_CALL,
@@ -12,7 +11,8 @@ from isoscale.recipe.tree import (
     from_plain,
     with_class_keys,
 )
-from isoscale.recipe.yaml_reader import read_value
+from isoscale.recipe.formats.yaml_reader import read_value
+from isoscale.recipe.problems import KeyPath, Problem, dotted, nearest
 
 Overrides = str | Sequence[str] | Mapping[str, object]
 _Edit = Callable[[dict[str, Node] | list[Node], str | int], None]

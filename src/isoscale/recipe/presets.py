@@ -6,10 +6,10 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from isoscale.recipe.json_reader import read_json
+from isoscale.recipe.formats.json_reader import read_json
+from isoscale.recipe.formats.tree import Node
+from isoscale.recipe.formats.yaml_reader import read_yaml
 from isoscale.recipe.problems import Problem, RecipeError, nearest
-from isoscale.recipe.tree import Node
-from isoscale.recipe.yaml_reader import read_yaml
 
 DEFAULT_PRESET = "images/digits"
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -77,7 +77,7 @@ def _not_found(source: str, path: Path, presets: list[str], origin: str | None) 
         inside = [str(path / name) for name in ("recipe.yaml",) if (path / name).is_file()]
         return Problem((), f'"{source}" is a folder; {accepted}', origin, next(iter(inside), None))
     if source.strip() and path.exists():
-        return Problem((), f'"{source}" is no recipe: {accepted}', origin)
+        return Problem((), f'"{source}" is not a recipe: {accepted}', origin)
     message = f'there is no preset or file "{source}" (`isoscale recipe list` shows the presets)'
     return Problem((), message, origin, nearest(source, [*presets, *_beside(source, path)]))
 

@@ -40,7 +40,7 @@ def slurm_seconds(time: int | str) -> int:
     found = SLURM_TIME.fullmatch(str(time).strip())
     if found is None:
         raise ValueError(
-            f'"{time}" is no time; write minutes ("90"), hours:minutes:seconds ("01:30:00") or days-hours ("1-12")'
+            f'"{time}" is not a time; write minutes ("90"), hours:minutes:seconds ("01:30:00") or days-hours ("1-12")'
         )
     if found["days"] is not None:
         hours, minutes, seconds = (int(found[name] or 0) for name in "abc")
@@ -64,25 +64,25 @@ def _one_line(text: str) -> str:
 
 def _container(text: str) -> str:
     if not re.fullmatch(r"(apptainer|shifter|podman):[^\s-]\S*", text):
-        raise ValueError(f'"{text}" is no container; write apptainer:IMAGE, shifter:IMAGE or podman:IMAGE')
+        raise ValueError(f'"{text}" is not a container; write apptainer:IMAGE, shifter:IMAGE or podman:IMAGE')
     return text
 
 
 def _module(text: str) -> str:
     if text.startswith("-"):
-        raise ValueError(f'"{text}" is no name of a module')
+        raise ValueError(f'"{text}" is not the name of a module')
     return text
 
 
 def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(f'"{name}" is no name of an environment variable')
+        raise ValueError(f'"{name}" is not the name of an environment variable')
     return name
 
 
 def _directive(text: str) -> str:
     if not text.startswith("-"):
-        raise ValueError(f'"{text}" is no option of sbatch; write it as after #SBATCH, such as --exclusive')
+        raise ValueError(f'"{text}" is not an option of sbatch; write it as after #SBATCH, such as --exclusive')
     return text
 
 
@@ -98,7 +98,7 @@ class Launch(Config):
     gpus_per_node: Annotated[int, Field(ge=0)] | None = None
     """GPUs on each node, with one process each; by default 0."""
     tasks_per_node: Count | None = None
-    """Processes on each node; by default one a GPU, or 1."""
+    """Processes on each node; by default one per GPU, or 1."""
     cpus_per_task: Count | None = None
     """Cores of each process."""
     time: Annotated[int | Line, AfterValidator(_slurm_time)] | None = None

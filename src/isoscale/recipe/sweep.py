@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from isoscale.recipe.formats.tree import Node, merge
 from isoscale.recipe.problems import KeyPath, Problem, dotted, nearest
 from isoscale.recipe.schema import Range, Sweep
-from isoscale.recipe.tree import Node, merge
 from isoscale.recipe.wording import found, translate
 
 SECTION = "sweep"

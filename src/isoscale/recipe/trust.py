@@ -12,11 +12,13 @@ from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
-from isoscale.engine.seal import has_seal
+from isoscale.recipe.components import UnknownComponent, as_written, parted_name, resolve
 from isoscale.recipe.finding import find_module
-from isoscale.recipe.names import SHORT_NAMES, class_path, full_name, parted
-from isoscale.recipe.problems import KeyPath, Problem
-from isoscale.recipe.tree import children
+from isoscale.recipe.formats.tree import children
+from isoscale.recipe.names import SHORT_NAMES, class_path, full_name, no_module, parted
+from isoscale.recipe.outline import NotCallable, NotThere, outline
+from isoscale.recipe.problems import KeyPath, Problem, nearest
+from isoscale.recipe.seal import has_seal
 
 RECORDS = ("run.json", "sweep.json", "scale.json")
 """Beside these, a recipe is what a program has written, and need not be of this user."""
@@ -90,7 +92,7 @@ def _refusal(name: str, file: Path) -> str:
     if module.partition(".")[0] not in sys.modules and not find_module(module).files:
         return no_module(module, name)
     return (
-        f'"{name}" is no class of isoscale or torch and no code of this project ({Path.cwd()}), and {_stranger(file)}: '
+        f'"{name}" is not a class of isoscale or torch, nor of this project ({Path.cwd()}), and {_stranger(file)}: '
         f"to build it could run any code. {_WHAT_TO_TYPE}"
     )
 
@@ -99,14 +101,28 @@ def _stranger(file: Path) -> str:
     return f"{file.parent if file.name == 'recipe.yaml' else file} was not written by you"
 
 
-def no_module(module: str, name: str) -> str:
-    """That there is no module for a name."""
-    return f'there is no module "{module}" for "{name}" (looked in {Path.cwd()} and installed packages)'
-
-
 def is_harmless(name: str) -> bool:
     """Whether a name stands for a component of isoscale or torch, which runs no code that a recipe chooses."""
     return _Project(()).is_known(name)
+
+
+def read(name: str) -> Callable[..., Any] | None:
+    """A function with the signature of what a name stands for, of which nothing is imported; None if it is not known.
+
+    Components of isoscale and layers of torch are those themselves.
+    """
+    if is_harmless(name):
+        return resolve(name)
+    module_name, attribute = parted_name(name)
+    missing = find_module(module_name).missing
+    if missing is not None and module_name not in sys.modules:
+        raise UnknownComponent(no_module(missing, name))
+    try:
+        return outline(module_name, attribute, lambda path: resolve(path) if is_harmless(path) else None)
+    except NotThere as error:
+        raise UnknownComponent(str(error), as_written(nearest(error.part, error.others), name)) from None
+    except NotCallable as error:
+        raise UnknownComponent(f'"{name}" {error}') from None
 
 
 def component_names(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
@@ -211,8 +227,6 @@ class _Project:
 
 
 def _target(name: str) -> Callable[..., Any] | None:
-    from isoscale.recipe.components import UnknownComponent, resolve
-
     try:
         return resolve(name)
     except UnknownComponent:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from isoscale.data.files import GZIP_SUFFIX
-from isoscale.data.published import Entry
+from isoscale.data.tools.published import Entry
 
 IDX_NAMES = (
     "train-images-idx3-ubyte",

@@ -60,7 +60,7 @@ class MLP(nn.Module):
             raise UserError(f"the input has no values: a batch has the shape {tuple(input.shape)}; give it columns")
         if input.shape[-1] != self.widths[0]:
             raise UserError(
-                f"this MLP takes {self.widths[0]} numbers a sample, but gets a batch of shape {tuple(input.shape)}: "
+                f"this MLP takes {self.widths[0]} numbers per sample, but gets a batch of shape {tuple(input.shape)}: "
                 f"set task.model.widths to begin with {math.prod(input.shape[1:])}"
                 + (", and add flatten to data.transforms" if input.dim() > 2 else "")
             )

@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from isoscale.errors import UserError
-from isoscale.observe.files import failures_in_words, written_aside
 from isoscale.observe.text import split_stage
-from isoscale.printing import one_line
 from isoscale.study.compare import Comparison, monitored
 from isoscale.study.facts import Curve, Facts
 from isoscale.study.table import setting_text
+from isoscale.system.files import failures_in_words, written_aside
+from isoscale.system.printing import one_line
 
 SUFFIXES = (".png", ".svg", ".pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isoscale.engine.run_directory import ROOT
 from isoscale.errors import UserError
 from isoscale.recipe.compare import ABSENT, differences
 from isoscale.recipe.problems import KeyPath, dotted, nearest
-from isoscale.run import Run
+from isoscale.runs.directory import ROOT
+from isoscale.runs.run import Run
 from isoscale.study.facts import Curve, Facts, Point, read_all
 
 TRAIN_LOSS = "train/loss_epoch"

@@ -4,13 +4,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from isoscale.engine.fingerprint import Comparison, compare, read_record, write_record
 from isoscale.engine.settings import Decisions
 from isoscale.errors import UserError
 from isoscale.observe.observers import Observers
 from isoscale.recipe.load import load_resolved
-from isoscale.run import Run
-from isoscale.session import Session, fingerprints, sources
+from isoscale.runs.fingerprint import Comparison, compare, fingerprints, read_record, write_record
+from isoscale.runs.opened import OpenedRun
+from isoscale.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,17 @@ def check_data(run: Run) -> DataCheck:
     before, known = record.get("data"), read_record(run.path)
     if before is None:
         raise UserError(f"{run.path} has not begun to train, and so has no data to compare")
-    session = Session(load_resolved(run.directory.recipe), None)
-    settings = session.settings
+    opened = OpenedRun(load_resolved(run.directory.recipe))
+    settings = opened.settings
     anywhere = settings.train.model_copy(update={"device": "cpu", "precision": "auto", "program": "eager"})
     settings = replace(settings, train=anywhere)
-    engine = session.another_engine(settings, Decisions.make(settings), Observers([]), None)
+    trainer = opened.another_trainer(settings, Decisions.make(settings), Observers([]))
     try:
-        found = fingerprints(engine)
+        found = fingerprints(trainer.sources)
         roles = sorted(name for name in {**before, **found} if before.get(name) != found.get(name))
-        comparison = compare(known, sources(engine), cheap=False)
+        comparison = compare(known, trainer.sources, cheap=False)
     finally:
-        engine.release()
+        trainer.release()
     checked = DataCheck(str(run.path), comparison, roles)
     if checked.equal:
         with suppress(OSError):  # a run of somebody else's

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from isoscale.errors import UserError
 from isoscale.observe.metric_log import read_metrics
 from isoscale.recipe.load import load_recipe
-from isoscale.run import Run
+from isoscale.runs.run import Run
 
 SECONDS = "time/seconds"
 RATE = "time/samples_per_second"

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
-from isoscale.observe import figures
-from isoscale.observe.exhibits import (
+from isoscale.observe import drawing as figures
+from isoscale.observe.figures import (
     Curves,
     Detection,
     Drawable,

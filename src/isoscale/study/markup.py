@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-from isoscale.printing import visible
+from isoscale.system.printing import visible
 
 _EMPTY = ("br", "hr", "img", "input", "meta")
 """Elements that HTML writes without an end."""

@@ -6,15 +6,15 @@ import time
 from importlib.resources import files
 from pathlib import Path
 
-from isoscale import api
 from isoscale.errors import UserError
-from isoscale.observe.files import failures_in_words, write_aside
 from isoscale.observe.text import split_stage
-from isoscale.run import Run
+from isoscale.runs import inference
+from isoscale.runs.run import Run
 from isoscale.study import figures, sections
 from isoscale.study.facts import Facts, read
 from isoscale.study.markup import Markup, element, joined
 from isoscale.study.plot import Line, chart
+from isoscale.system.files import failures_in_words, write_aside
 
 STAGES = {
     "train": ("training, each log", "train-window"),
@@ -145,7 +145,7 @@ def _results(facts: Facts, role: str) -> Markup:
     except UserError as error:
         raise UserError(f"{error}\nfor a page without results: --no-figures") from None
     try:
-        exhibits = api.exhibits(facts.run, role=role)
+        exhibits = inference.exhibits(facts.run, role=role)
     except Exception as error:  # task and data are the user's: whatever fails there, the rest of the page stands
         return element("p", f"Results could not be made: {_words(error)}")
     if not exhibits:

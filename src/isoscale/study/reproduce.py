@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from isoscale._version import __version__
-from isoscale.engine import accelerator as accelerators
-from isoscale.engine.fingerprint import compare, read_record
-from isoscale.engine.git import code
-from isoscale.engine.run_directory import hardware, package_versions
+from isoscale.engine import device as accelerators
 from isoscale.engine.settings import Decisions, Settings
-from isoscale.engine.trainer import Trainer as Engine
+from isoscale.engine.trainer import Trainer
 from isoscale.errors import UserError
 from isoscale.observe.config import Observe
 from isoscale.observe.events import EpochEnded, Event, Logged
 from isoscale.observe.metric_log import read_metrics
 from isoscale.observe.observers import Observers
-from isoscale.run import Run
-from isoscale.session import Session, fingerprints, sources
+from isoscale.runs.directory import hardware, package_versions
+from isoscale.runs.fingerprint import compare, fingerprints, read_record
+from isoscale.runs.git import code
+from isoscale.runs.opened import OpenedRun
+from isoscale.runs.run import Run
 
 CLOCK = "time/"
 """What only measures time is nothing to reproduce."""
@@ -191,16 +191,16 @@ class _Collector:
 def _train_again(run: Run, recorded: Mapping[Key, float], last: int) -> tuple[dict[Key, float], Decisions]:
     threads, generator = torch.get_num_threads(), torch.get_rng_state()
     collector = _Collector(recorded, last)
-    session = Session(run.to_build(), None)
-    settings = _settings(session.settings, _starts(run)[0])
+    opened = OpenedRun(run.to_build())
+    settings = _settings(opened.settings, _starts(run)[0])
     decided = _decided(run.record, settings)
     try:
-        engine = session.another_engine(settings, decided, Observers([collector]), None)
+        trainer = opened.another_trainer(settings, decided, Observers([collector]))
         try:
-            _check_data(run, engine)
-            engine.fit()
+            _check_data(run, trainer)
+            trainer.fit()
         finally:
-            engine.release()
+            trainer.release()
     except _Enough:
         pass
     finally:
@@ -232,10 +232,10 @@ def _decided(record: Mapping[str, Any], settings: Settings) -> Decisions:
     return before
 
 
-def _check_data(run: Run, engine: Engine) -> None:
-    found, before = fingerprints(engine), run.record.get("data") or {}
+def _check_data(run: Run, trainer: Trainer) -> None:
+    found, before = fingerprints(trainer.sources), run.record.get("data") or {}
     changed = sorted(name for name in {**before, **found} if before.get(name) != found.get(name))
-    values = compare(read_record(run.path), sources(engine)).changed
+    values = compare(read_record(run.path), trainer.sources).changed
     if before and (changed or values):
         named = changed or sorted(values)
         raise UserError(

@@ -5,7 +5,7 @@ import shlex
 import time
 from typing import Any
 
-from isoscale.engine.memory import size
+from isoscale.engine.diagnose.memory import size
 from isoscale.observe.text import duration, number, plain_number
 from isoscale.study.compare import best
 from isoscale.study.facts import Facts
@@ -57,7 +57,7 @@ def _progress_tiles(facts: Facts) -> list[tuple[str, ...]]:
     if facts.seconds is not None:
         found.append(("training time", duration(facts.seconds)))
     if facts.samples_per_second is not None:
-        found.append(("rate", plain_number(facts.samples_per_second), "samples a second"))
+        found.append(("rate", plain_number(facts.samples_per_second), "samples per second"))
     return found
 
 

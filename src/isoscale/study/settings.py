@@ -7,7 +7,7 @@ from typing import Any
 from isoscale.recipe.load import load_resolved
 from isoscale.recipe.presets import preset_names
 from isoscale.recipe.problems import DEFAULT, KeyPath, dotted
-from isoscale.run import Run
+from isoscale.runs.run import Run
 
 _LINE = re.compile(r":\d+$")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isoscale.data.columns import ColumnSource
-from isoscale.data.describe import describe_column
+from isoscale.data.column_source import ColumnSource
 from isoscale.data.formats import threads
 from isoscale.data.formats.opening import open_column
+from isoscale.data.tools.describe import describe_column
 
 ARRAY = np.arange(50 * 6, dtype=np.float32).reshape(50, 6) - 7
 ORDERS = {

@@ -23,9 +23,9 @@ def test_a_truncated_file_says_how_many_bytes_it_has_and_should_have(tmp_path: P
     path.write_bytes(path.read_bytes() + b"0" * 100)
     assert "is too long: 382 bytes found, 288 expected" in refusal(open_column, str(path))
     path.write_bytes(path.read_bytes()[:30])
-    assert "is no whole .npy file" in refusal(open_column, str(path))
+    assert "is not a complete .npy file" in refusal(open_column, str(path))
     path.write_bytes(b"")
-    assert "is no whole .npy file" in refusal(open_column, str(path))
+    assert "is not a complete .npy file" in refusal(open_column, str(path))
 
 
 def test_an_array_stored_by_columns_says_how_to_store_it_by_rows(tmp_path: Path, refusal):

@@ -87,4 +87,4 @@ def test_an_option_that_does_not_fit_is_explained(snapshots: Path, refusal, opti
 
 def test_columns_of_single_values_have_none_to_pick(tmp_path: Path, refusal):
     np.save(tmp_path / "a.npy", np.arange(3))
-    assert "one value a row" in refusal(open_column, {"path": str(tmp_path / "a.npy"), "columns": "0:1"})
+    assert "one value per row" in refusal(open_column, {"path": str(tmp_path / "a.npy"), "columns": "0:1"})

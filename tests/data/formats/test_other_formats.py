@@ -38,7 +38,7 @@ def test_a_truncated_hdf5_file_says_how_many_bytes_it_has_and_should_have(tmp_pa
     os.truncate(path, whole - 1000)
     assert f"is truncated: {whole - 1000:,} bytes found, {whole:,} expected" in refusal(open_column, str(path))
     path.write_bytes(b"nothing of the kind")
-    assert "is no HDF5 file that can be read" in refusal(open_column, str(path))
+    assert "is not a readable HDF5 file" in refusal(open_column, str(path))
 
 
 def test_a_file_that_is_being_written_is_not_read(tmp_path: Path, refusal):
@@ -118,7 +118,7 @@ def test_a_single_zarr_array_needs_no_name(tmp_path: Path, refusal):
     zarr.create_array(tmp_path / "one.zarr", data=np.arange(6.0).reshape(3, 2))
     assert open_column(str(tmp_path / "one.zarr")).take(np.array([2, 0])).tolist() == [[4, 5], [0, 1]]
     (tmp_path / "broken.zarr").mkdir()
-    assert "is no Zarr store that can be read" in refusal(open_column, str(tmp_path / "broken.zarr"))
+    assert "is not a readable Zarr store" in refusal(open_column, str(tmp_path / "broken.zarr"))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_text_is_read_with_or_without_names(tmp_path: Path, name: str, text: str
     [
         ("1,2\n3,4\n5\n", "line 3: 1 columns found, 2 expected"),
         ("x,y\n1,2\n\n3,4,5\n", "line 4: 3 columns found, 2 expected"),
-        ("x,y\n1,2\n3,n.a.\n", 'line 3: "n.a." is no number; write nan'),
+        ("x,y\n1,2\n3,n.a.\n", 'line 3: "n.a." is not a number; write nan'),
         ("x,y\n", "has no line of numbers"),
         ("", "has no line of numbers"),
     ],
@@ -157,7 +157,7 @@ def test_a_raw_file_needs_a_type_and_a_shape_that_fit(tmp_path: Path, refusal):
     np.arange(12, dtype=np.int16).tofile(path)
     assert "give dtype and the shape of a sample" in refusal(open_column, path)
     wrong = refusal(open_column, {"path": path, "dtype": "int16", "shape": [5]})
-    assert "has 24 bytes, which is no whole number of samples: one of shape (5,) and type int16 has 10" in wrong
+    assert "has 24 bytes, which is not a whole number of samples: one of shape (5,) and type int16 has 10" in wrong
     column = open_column({"path": path, "dtype": "int16", "shape": [2, 3]})
     assert column.take(np.array([1])).tolist() == [[[6, 7, 8], [9, 10, 11]]]
 
@@ -179,13 +179,13 @@ def test_a_file_without_a_known_suffix_is_known_by_its_content(tmp_path: Path, r
 def test_a_damaged_npz_file_is_refused(tmp_path: Path, refusal):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.random.default_rng(0).random(1000))
-    for start, words in ((200, "is no whole .npy file"), (3000, "truncated or damaged")):
+    for start, words in ((200, "is not a complete .npy file"), (3000, "truncated or damaged")):
         content = bytearray(path.read_bytes())
         content[start : start + 20] = b"damaged damaged dama"
         (tmp_path / "b.npz").write_bytes(content)
         assert words in refusal(open_column, str(tmp_path / "b.npz"))
     path.write_bytes(content[:500])
-    assert "is no whole .npz file" in refusal(open_column, str(path))
+    assert "is not a complete .npz file" in refusal(open_column, str(path))
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_a_record_that_would_run_code_is_refused_and_named(write_lmdb, refusal):
 def test_a_database_without_records_or_of_another_kind_is_refused(write_lmdb, tmp_path: Path, refusal):
     assert "has no records" in refusal(LmdbSource, write_lmdb({}))
     (tmp_path / "b.lmdb").write_bytes(b"x" * 10_000)
-    assert "is no LMDB file that can be read" in refusal(LmdbSource, tmp_path / "b.lmdb")
+    assert "is not a readable LMDB file" in refusal(LmdbSource, tmp_path / "b.lmdb")
     assert "holds whole samples, not a column" in refusal(open_column, str(tmp_path / "a.lmdb"))
 
 

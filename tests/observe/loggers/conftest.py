@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Started
-from isoscale.observe.exhibits import Histogram, Matrix
+from isoscale.observe.figures import Histogram, Matrix
 
 SETTINGS = {"seed": 0, "optimizer.lr": 0.1, "data.subset": None, "data.split": [8, 1, 1]}
 

@@ -94,7 +94,7 @@ def test_nothing_is_logged_elsewhere_when_nothing_is_saved(tmp_path):
         ("mlflw", r'observe\.loggers\.0: there is no component "mlflw".*did you mean "mlflow"'),
         ({"class": "mlflow", "experimnt": "x"}, r'observe\.loggers\.0\.experimnt: .*did you mean "experiment"'),
         ({"class": "wandb", "mode": "ofline"}, r"observe\.loggers\.0\.mode: "),
-        (f"{HERE}.Deaf", r"observe\.loggers\.0: .*Deaf is no logger: it has no method notify"),
+        (f"{HERE}.Deaf", r"observe\.loggers\.0: .*Deaf is not a logger: it has no method notify"),
         (3, r"observe\.loggers\.0: expected a component"),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_missing_package_names_the_extra_and_leaves_nothing_behind(tmp_path, m
 @pytest.mark.slow
 def test_no_package_of_a_logger_is_imported_without_need(tmp_path):
     code = (
-        "import sys, isoscale.session, isoscale.cli.main, isoscale.recipe.check\n"
+        "import sys, isoscale.runs.session, isoscale.cli.main, isoscale.recipe.check\n"
         "import isoscale.observe.loggers.mlflow, isoscale.observe.loggers.wandb\n"
         "import isoscale.observe.loggers.comet, isoscale.observe.loggers.neptune\n"
         "found = {'mlflow', 'wandb', 'comet_ml', 'neptune', 'sqlalchemy'} & set(sys.modules)\n"

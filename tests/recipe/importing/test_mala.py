@@ -19,7 +19,7 @@ from isoscale.recipe.load import load_recipe
 from tests.helpers import train
 
 FILES = Path(__file__).parent / "files"
-PAGE = Path(__file__).parents[3] / "docs/how-to/from-mala.md"
+PAGE = Path(__file__).parents[3] / "docs/how-to/coming-from/mala.md"
 GPU = {"use_gpu": True, "running.use_graphs": True, "data.use_fast_tensor_data_set": True}
 
 
@@ -263,7 +263,7 @@ def test_what_needs_no_word_is_said_with_the_reason():
          "running.early_stopping_threshold", "min_delta"),
         ({"running__final_validation_metric": "total_energy"}, "running.final_validation_metric", "band_energy"),
         ({"targets__restrict_targets": "absolute_values"}, "targets.restrict_targets", "clamp"),
-        ({"data__input_rescaling_type": "robust"}, "data.input_rescaling_type", "no scaling"),
+        ({"data__input_rescaling_type": "robust"}, "data.input_rescaling_type", "not a scaling"),
         ({"running__learning_rte": 0.1}, "running.learning_rte", "misspelt"),
         ({"hyperparameters__hlist": [{"name": "learning_rate"}]}, "hyperparameters.hlist", "isoscale sweep"),
         ({"running__logger": "other"}, "running.logger", "observe.loggers"),
@@ -383,7 +383,7 @@ def test_a_saved_run_is_read_from_its_folder_or_archive(tmp_path: Path):
     ("name", "content", "words"),
     [
         ("gone.json", None, "cannot read .*gone.json"),
-        ("a.json", "{", "is no JSON"),
+        ("a.json", "{", "is not JSON"),
         ("a.json", "[]", "but a list"),
         ("a.zip", "text", "cannot read .*a.zip"),
         ("a.params.pkl", "text", "save_as_json"),
@@ -399,7 +399,7 @@ def test_what_is_no_parameter_file_is_said(name: str, content: str | None, words
 
 
 def test_a_recipe_of_another_kind_is_no_parameter_file():
-    with pytest.raises(UserError, match="is no parameter file of MALA"):
+    with pytest.raises(UserError, match="is not a parameter file of MALA"):
         translate(Parameters("x.json", {"train": {"epochs": 3}}))
 
 

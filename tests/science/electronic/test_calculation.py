@@ -84,9 +84,9 @@ def test_other_versions_and_settings_of_quantum_espresso(old: str, new: str, tmp
     ("text", "words"),
     [
         (OUTPUT[: OUTPUT.index("crystal")], "the width of Fermi-Dirac smearing, the crystal axes not found"),
-        ("slurmstepd: error: *** JOB 7 CANCELLED ***", "is no output of Quantum ESPRESSO that can be used"),
+        ("slurmstepd: error: *** JOB 7 CANCELLED ***", "is not a usable output of Quantum ESPRESSO"),
         ("", "the lattice parameter, the number of atoms"),
-        (OUTPUT.replace("Fermi-Dirac", "Marzari-Vanderbilt"), "width of another is no temperature; write a .info.json"),
+        (OUTPUT.replace("Fermi-Dirac", "Marzari-Vanderbilt"), "width of another is not a temperature; write a "),
         (OUTPUT.replace("0.0100", "0.0000"), "temperature is 0; it must be larger"),
         (OUTPUT + "CELL_PARAMETERS (alat=  7.63)\n", "changes its cell on the way"),
     ],
@@ -99,7 +99,7 @@ def test_an_output_that_cannot_be_used_is_refused(text: str, words: str, tmp_pat
 
 def test_data_that_is_named_by_mistake_is_refused(tmp_path: Path):
     np.save(tmp_path / "a.out.npy", np.ones((4, 3), np.float32))
-    with pytest.raises(UserError, match=r"a\.out\.npy is no output of Quantum ESPRESSO"):
+    with pytest.raises(UserError, match=r"a\.out\.npy is not a usable output of Quantum ESPRESSO"):
         read_calculation(tmp_path / "a.out.npy")
     with pytest.raises(UserError, match=r"cannot read .*missing.out: No such file"):
         read_calculation(tmp_path / "missing.out")
@@ -126,5 +126,5 @@ def test_a_description_that_lacks_something_is_refused(values: Any, words: str, 
 
 def test_a_description_that_was_cut_short_is_refused(tmp_path: Path):
     assert read_calculation(written(tmp_path, json.dumps(described()), "a.info.json")).volume == pytest.approx(24)
-    with pytest.raises(UserError, match=r"a\.info\.json is no whole JSON file"):
+    with pytest.raises(UserError, match=r"a\.info\.json is not a complete JSON file"):
         read_calculation(written(tmp_path, json.dumps(described())[:40], "a.info.json"))

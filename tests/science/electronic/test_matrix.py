@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import isoscale
-from isoscale.data.shuffle import shuffle_files
+from isoscale.data.tools.shuffle import shuffle_files
 from tests.helpers import first_step, sha, timeless, train
 from tests.laws.test_stop_is_invisible import continued_at
 from tests.ranks import train_on
@@ -26,7 +26,7 @@ BASE: dict[str, Any] = {
     "data__subset": 1200, "data__batch_size": 500, "data__eval_batch_size": 4374, "train__epochs": 4,
     "train__threads": 1, "observe__every": 2, "checkpoint__every": "1 steps", "checkpoint__keep": 100,
 }  # fmt: skip
-"""Three steps an epoch, the last with 200 of 500 samples; the physics of a whole snapshot after each."""
+"""Three steps per epoch, the last with 200 of 500 samples; the physics of a whole snapshot after each."""
 PLACES = ("device", "host", "disk")
 MIDDLE = 7
 """A step inside of the third epoch."""

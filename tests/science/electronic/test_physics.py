@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import isoscale
-from isoscale.engine.survey import Occasion, Seen, Survey
+from isoscale.engine.dataset_metrics import Occasion, Seen, Survey
 from isoscale.science.electronic import Snapshots
 from isoscale.science.electronic.integrals import EnergyGrid
 from isoscale.science.electronic.physics import METRICS, Measurement
@@ -159,7 +159,7 @@ class TestUnknown:
 
 
 class TestWatching:
-    """With `every: 5`, whoever watches an energy sees it at epochs 5, 10, …; 3 steps an epoch."""
+    """With `every: 5`, whoever watches an energy sees it at epochs 5, 10, …; 3 steps per epoch."""
 
     def test_the_best_weights_are_chosen_among_the_epochs_that_measure(self, folder: Path, tmp_path: Path) -> None:
         run = trained(folder, tmp_path / "a", train__epochs=12, checkpoint__monitor="val/band_energy")

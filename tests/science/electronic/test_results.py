@@ -11,7 +11,7 @@ from matplotlib.image import imread
 
 import isoscale
 from isoscale.cli.main import run as command
-from isoscale.observe.exhibits import Curves, Parity, ParityPoints
+from isoscale.observe.figures import Curves, Parity, ParityPoints
 from isoscale.science.electronic.physics import METRICS
 from tests.helpers import train
 from tests.science.electronic import made

@@ -12,8 +12,8 @@ import torch
 
 import isoscale
 from isoscale.data.batches import BatchPlan
+from isoscale.data.feeds.residency import make_feed
 from isoscale.data.order import Order
-from isoscale.data.residency import make_feed
 from isoscale.errors import UserError
 from isoscale.science.electronic import Snapshots
 from isoscale.science.electronic.snapshot_source import SnapshotSource

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from isoscale.data import keyed
-from isoscale.data.keyed import StepRandom
+from isoscale.data import rng as keyed
+from isoscale.data.rng import StepRandom
 from isoscale.errors import UserError
 from isoscale.science.images import Crop, Cutout, Flip, Rotate
 

@@ -10,10 +10,10 @@ from sklearn import metrics as theirs
 from torch import nn
 
 import isoscale
-from isoscale.api import exhibits
 from isoscale.data.sources import Subset, TensorSource
 from isoscale.errors import UserError
-from isoscale.observe.exhibits import Matrix, Pictures, PrecisionRecall
+from isoscale.observe.figures import Matrix, Pictures, PrecisionRecall
+from isoscale.runs.inference import exhibits
 from isoscale.science.images import Classifier
 from isoscale.science.images.classifier import VARIANTS, as_pixels
 from tests.helpers import train

@@ -69,7 +69,7 @@ def test_a_truncated_compressed_file_is_refused(images: Path):
 
 
 def test_a_file_of_another_kind_is_refused_with_its_first_bytes(images: Path, labels: Path):
-    assert "labels is no idx file of bytes in 3 dimensions" in refusal(read_idx, labels, 3)
+    assert "labels is not an idx file of bytes in 3 dimensions" in refusal(read_idx, labels, 3)
     images.write_bytes(b"<html>not found</html>")
     assert "it begins with b'<htm'" in refusal(read_idx, images, 3)
 

@@ -24,7 +24,7 @@ class Alone:
 
 
 def arrays(num_frames: int = 3, types: tuple[int, ...] = (0, 1, 1, 0, 1), seed: int = 0) -> dict[str, np.ndarray]:
-    """What the files of a set hold: coord, box, energy, force and virial, a row a frame."""
+    """What the files of a set hold: coord, box, energy, force and virial, one row per frame."""
     random, num_atoms = np.random.default_rng(seed), len(types)
     box = np.eye(3) * 3 + random.normal(size=(num_frames, 3, 3)) * 0.2
     coord = random.uniform(-1, 4, (num_frames, num_atoms * 3))

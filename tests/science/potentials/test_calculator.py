@@ -209,7 +209,7 @@ def test_atoms_that_are_periodic_need_a_cell_there() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (torch.nn.Linear(2, 2), "a Linear is no potential"),
+        (torch.nn.Linear(2, 2), "a Linear is not a potential"),
         ("nowhere", "no run"),
         ("nothing.safetensors", "there is no file nothing.safetensors"),
         ("nothing.pt", "there is no file nothing.pt"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from isoscale.engine.checkpoint import read_weights
+from isoscale.engine.state.checkpoint import read_weights
 from tests.helpers import sha, timeless, train
 from tests.ranks import train_on
 from tests.science.potentials.test_laws import small

@@ -10,12 +10,12 @@ import torch
 
 from isoscale.errors import UserError
 from isoscale.recipe.schema import InitFrom
+from isoscale.runs.init_from import start_from
 from isoscale.science.potentials import calculator
 from isoscale.science.potentials.deepmd_checkpoint import potential
 from isoscale.science.potentials.model import DeepPotential
 from isoscale.science.potentials.se_e2_a import SeE2A
 from isoscale.science.potentials.task import Potential
-from isoscale.weights import start_from
 from tests.science.potentials.reference.formula import CASES, CUTOFF, LEARNED, SMOOTH, TYPES, frame
 from tests.science.potentials.test_reference import REFERENCE, check, frame_and_labels, reference
 

@@ -12,9 +12,9 @@ import torch
 from matplotlib.image import imread
 
 import isoscale
-from isoscale.api import Measured, measure
 from isoscale.cli.main import run as command
-from isoscale.observe.exhibits import Parity
+from isoscale.observe.figures import Parity
+from isoscale.runs.inference import Measured, measure
 from isoscale.science.potentials import AtomicSystems, calculator
 from isoscale.science.potentials.results import _Counts, short_names
 from tests.helpers import train

@@ -100,9 +100,9 @@ FORCE = arrays()["force"]
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ([without("", coord=arrays()["coord"][:, :12])], r"set.000/coord.npy has 12 numbers a frame.* 15.*5 atoms"),
-        ([without("", force=FORCE[:, :14])], r"set.000/force.npy has 14 numbers a frame.*a/?"),
-        ([without("", box=np.ones((3, 6)))], r"set.000/box.npy has 6 numbers a frame, expected 9"),
+        ([without("", coord=arrays()["coord"][:, :12])], r"set.000/coord.npy has 12 numbers per frame.* 15.*5 atoms"),
+        ([without("", force=FORCE[:, :14])], r"set.000/force.npy has 14 numbers per frame.*a/?"),
+        ([without("", box=np.ones((3, 6)))], r"set.000/box.npy has 6 numbers per frame, expected 9"),
         ([arrays(), without("", energy=np.ones(2))], r"set.001/energy.npy has 2 frames, but coord.npy .* has 3"),
         ([without("coord")], r"a has no set.000/coord.npy"),
         ([without("box")], r"a has no set.000/box.npy.* nopbc"),
@@ -129,7 +129,7 @@ def test_truncated_and_damaged_files_are_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"set.000/force.npy is truncated"):
         find_systems(str(tmp_path / "a"))
     path.write_bytes(b"not an array")
-    with pytest.raises(UserError, match=r"force.npy is no whole .npy file"):
+    with pytest.raises(UserError, match=r"force.npy is not a complete .npy file"):
         find_systems(str(tmp_path / "a"))
 
 

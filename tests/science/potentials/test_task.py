@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import isoscale
-from isoscale.engine.recorder import Recorder, means
-from isoscale.engine.stage import Stage
+from isoscale.engine.metrics.accumulators import Recorder, means
+from isoscale.engine.step.context import Stage
 from isoscale.errors import UserError
 from isoscale.science.potentials import DeepPotential, Potential, SeE2A
 from isoscale.science.potentials.geometry import Edges

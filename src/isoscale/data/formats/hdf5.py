@@ -109,6 +109,6 @@ def _open(path: str) -> "h5py.File":
             return h5py.File(path, "r", locking=False)
         sizes = re.search(r"truncated file: eof = (\d+).*stored_eof = (\d+)", str(error))
         if sizes is None:
-            raise UserError(f"{path} is no HDF5 file that can be read: {error}") from None
+            raise UserError(f"{path} is not a readable HDF5 file: {error}") from None
         check_length(path, *map(int, sizes.groups()))
         raise

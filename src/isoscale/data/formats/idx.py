@@ -32,7 +32,7 @@ def read_idx(path: Path, num_dimensions: int) -> Bytes:
     magic = bytes((0, 0, UNSIGNED_BYTE, num_dimensions))
     if content[:4].tobytes() != magic:
         raise UserError(
-            f"{path} is no idx file of bytes in {num_dimensions} dimensions: "
+            f"{path} is not an idx file of bytes in {num_dimensions} dimensions: "
             f"it begins with {content[:4].tobytes()!r}, expected {magic!r}"
         )
     start = 4 + 4 * num_dimensions

@@ -12,7 +12,7 @@ from torch import Tensor
 from isoscale.data.batches import Batch
 from isoscale.data.formats.checks import check_length, check_not_cut
 from isoscale.data.formats.extras import library
-from isoscale.data.restricted import loads
+from isoscale.data.safe_pickle import loads
 from isoscale.errors import UserError
 
 _OPEN: WeakValueDictionary[tuple[str, int], Any] = WeakValueDictionary()
@@ -109,4 +109,4 @@ def _environment(path: str) -> Any:
         )
         return _OPEN.setdefault((path, process), found)
     except lmdb.Error as error:
-        raise UserError(f"{path} is no LMDB file that can be read: {error}") from None
+        raise UserError(f"{path} is not a readable LMDB file: {error}") from None

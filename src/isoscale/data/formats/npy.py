@@ -28,7 +28,7 @@ def read_header(file: BinaryIO, name: str) -> tuple[tuple[int, ...], np.dtype[An
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read(file)
     except (ValueError, SyntaxError, TokenError) as error:  # a damaged header is no Python literal
-        raise UserError(f"{name} is no whole .npy file: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{name} is not a complete .npy file: {str(error).splitlines()[0]}") from None
     check_numbers(name, dtype)
     if is_fortran and len(shape) > 1:
         raise UserError(

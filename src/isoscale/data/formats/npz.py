@@ -57,4 +57,4 @@ def _opened(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
-        raise UserError(f"{path} is no whole .npz file: {error}") from None
+        raise UserError(f"{path} is not a complete .npz file: {error}") from None

@@ -159,5 +159,5 @@ def _cut(column: Column, columns: str | Sequence[int] | None, dtype: np.dtype[An
     if columns is None:
         return column if dtype is None or dtype == column.dtype else View(column, slice(None), dtype)
     if not column.row_shape:
-        raise UserError(f"{column.name} has one value a row, of which no columns can be picked")
+        raise UserError(f"{column.name} has one value per row, of which no columns can be picked")
     return View(column, read_cut(columns, column.row_shape[-1], f"columns of {column.name}"), dtype)

@@ -20,7 +20,7 @@ def open_raw(path: Path, dtype: np.dtype[Any] | None, shape: Sequence[int] | Non
     found = path.stat().st_size
     if row == 0 or found % row:
         raise UserError(
-            f"{path} has {found:,} bytes, which is no whole number of samples: one of shape {tuple(shape)} and type "
+            f"{path} has {found:,} bytes, which is not a whole number of samples: one of shape {tuple(shape)} and type "
             f"{dtype} has {row:,}"
         )
     return MappedColumn(path, str(path), dtype, (found // row, *shape), 0, None)

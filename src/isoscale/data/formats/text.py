@@ -91,5 +91,5 @@ def _problem(path: Path, block: list[tuple[int, str]], delimiter: str | None, nu
             return f"{path}, line {number}: {len(words)} columns found, {num_columns} expected"
         wrong = next((word for word in words if not _are_numbers([word])), None)
         if wrong is not None:
-            return f'{path}, line {number}: "{wrong}" is no number; write nan for a value that is missing'
+            return f'{path}, line {number}: "{wrong}" is not a number; write nan for a value that is missing'
     return f"{path}: cannot read lines {block[0][0]} to {block[-1][0]} as numbers"

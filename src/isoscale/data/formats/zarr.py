@@ -83,4 +83,4 @@ def _arrays(path: Path) -> dict[str, Any]:
             return {ONLY: found}
         return {name: member for name, member in found.members(max_depth=None) if isinstance(member, zarr.Array)}
     except Exception as error:
-        raise UserError(f"{path} is no Zarr store that can be read: {error}") from None
+        raise UserError(f"{path} is not a readable Zarr store: {error}") from None

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from isoscale._version import __version__
 from isoscale.observe.doctor.cluster import mpi
 from isoscale.observe.doctor.finding import GIB, Amount, Finding, in_gib
-from isoscale.observe.machine import total_memory, usable_cores, usable_memory
+from isoscale.system.machine import total_memory, usable_cores, usable_memory
 
 ENOUGH_MEMORY = 2 * GIB
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")

@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from isoscale.observe.files import write_aside
+from isoscale.system.files import write_aside
 
 _LOCK = Lock()
 """Several loggers, each in a thread of its own, write the same file."""

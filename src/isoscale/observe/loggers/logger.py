@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from isoscale.errors import UserError
 from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Started
-from isoscale.observe.exhibits import Drawable, Histogram, Network
-from isoscale.observe.files import refuse_link
+from isoscale.observe.figures import Drawable, Histogram, Network
 from isoscale.observe.loggers.ledger import Ledger
+from isoscale.system.files import refuse_link
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -113,7 +113,7 @@ class Logger(ABC):
     def _draw_waiting(self) -> None:
         from PIL import Image
 
-        from isoscale.observe.figures import draw, png
+        from isoscale.observe.drawing import draw, png
 
         for name, (moment, shown) in self._waiting.items():
             if self._ledger.unsent(moment.step, [name]):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isoscale.observe.events import Ended, Started
-from isoscale.observe.files import refuse_links_out_of
 from isoscale.observe.loggers.logger import Logger, Moment, hush, require
+from isoscale.system.files import refuse_links_out_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from isoscale.recipe.formats.tree import Node
 from isoscale.recipe.importing.deepmd_said import Said
 from isoscale.recipe.importing.deepmd_words import OPTIMIZERS, PRECISIONS, PROBABILITIES, TERMS
 from isoscale.recipe.importing.imported import Imported, Remark
 from isoscale.recipe.problems import Problem
-from isoscale.recipe.tree import Node
 
 DESCRIPTOR, FITTING = "model.descriptor", "model.fitting_net"
 RATE, TRAINING = "learning_rate", "training.training_data"
@@ -122,7 +122,8 @@ class _Translation:
     def _descriptor(self) -> None:
         sel = self._said[f"{DESCRIPTOR}.sel"]
         if isinstance(sel, str) and _auto_factor(sel) is None:
-            self._said.wrong(f"{DESCRIPTOR}.sel", f'"{sel}" is no list of numbers, auto or auto:1.2 (at least auto:1)')
+            wrong = f'"{sel}" is not a list of numbers, auto or auto:1.2 (at least auto:1)'
+            self._said.wrong(f"{DESCRIPTOR}.sel", wrong)
         self._said.needed(f"{DESCRIPTOR}.type")
         self._put("task.model.descriptor.class", f"{DESCRIPTOR}.type", "se_e2_a")
         self._put("task.model.descriptor.sel", f"{DESCRIPTOR}.sel")
@@ -362,7 +363,7 @@ def _auto_factor(sel: str) -> float | None:
 
 def _most_neighbours(values: dict[str, Any]) -> list[int]:
     """The most neighbours of each type at any atom of the training data."""
-    from isoscale.parallel.ranks import ALONE
+    from isoscale.parallel.collectives import ALONE
     from isoscale.recipe.components import instantiate
 
     model, data = values["task"]["model"], {key: values["data"][key] for key in ("class", "train")}

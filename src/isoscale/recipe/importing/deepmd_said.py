@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from isoscale.recipe.formats.tree import Node, plain
 from isoscale.recipe.importing.deepmd_words import (
     ALIASES,
     DEFAULTS,
@@ -21,7 +22,6 @@ from isoscale.recipe.importing.deepmd_words import (
     WITHOUT_MEANING,
 )
 from isoscale.recipe.problems import Problem, nearest
-from isoscale.recipe.tree import Node, plain
 from isoscale.recipe.wording import MISSING_KEY, UNKNOWN_KEY, found
 
 COMMENT = "_"

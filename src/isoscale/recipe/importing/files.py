@@ -68,7 +68,7 @@ def _parsed(source: str, content: bytes) -> Parameters:
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} is no JSON: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{source} is not JSON: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
         raise UserError(f"{source} holds no parameters by name, but a {type(values).__name__}")
     return Parameters(source, values)

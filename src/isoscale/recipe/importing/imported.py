@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from isoscale.recipe.formats.tree import Node, Origin, children
+from isoscale.recipe.formats.yaml_writer import write_yaml
 from isoscale.recipe.problems import KeyPath
-from isoscale.recipe.tree import Node, Origin, children
-from isoscale.recipe.yaml_writer import write_yaml
 
 WIDTH = 118
 
@@ -31,7 +31,7 @@ class Imported:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
     needless: list[Remark] = field(default_factory=list)
-    """What the file asks for and needs no word in a recipe."""
+    """What the file asks for and not needed in a recipe."""
     by_hand: list[Remark] = field(default_factory=list)
     """What could not be translated, each with what to do."""
 

@@ -104,7 +104,7 @@ def translate(parameters: Parameters, folder: str | None = None) -> Imported:
     """The recipe of a parameter file; `folder` is where its snapshots are now."""
     if not is_mala(parameters.values):
         raise UserError(
-            f"{parameters.source} is no parameter file of MALA: it has no section `running` of ParametersRunning; "
+            f"{parameters.source} is not a parameter file of MALA: it has no section `running` of ParametersRunning; "
             "parameters.save writes one"
         )
     said, imported = Said(parameters.values), Imported(f"{parameters.source}, parameters of MALA")
@@ -261,7 +261,7 @@ class _Translation:
             if kind in SCALES:
                 self._imported.append("data.transforms", {"class": "scale", "key": key, **SCALES[kind]}, parameter)
             elif self._said.is_set(parameter):
-                self._by_hand(parameter, f"{kind!r} is no scaling, neither there nor here")
+                self._by_hand(parameter, f"{kind!r} is not a scaling, neither there nor here")
 
     def _optimizer(self) -> None:
         self._only("running.optimizer", *OPTIMIZERS)
@@ -305,7 +305,7 @@ class _Translation:
         elif logger == "wandb":
             self._put("observe.loggers", "running.logger", ["wandb"])
         elif logger is not None:
-            self._by_hand("running.logger", f"{logger!r} is no logger of MALA; see observe.loggers")
+            self._by_hand("running.logger", f"{logger!r} is not a logger of MALA; see observe.loggers")
         if visualisation in (0, 1, 2):
             self._put("observe.tensorboard", "running.visualisation")
         if self._said.is_set("verbosity"):

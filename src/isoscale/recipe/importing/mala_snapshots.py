@@ -86,7 +86,7 @@ def _read(entry: Any, folder: str | None) -> Listed:
     try:
         return Listed.of(entry, folder)
     except (AttributeError, KeyError, TypeError):
-        raise UserError(f"{PARAMETER} holds {entry!r}, which is no snapshot as MALA saves it") from None
+        raise UserError(f"{PARAMETER} holds {entry!r}, which is not a snapshot as MALA saves it") from None
 
 
 def _remark_what_is_unusual(imported: Imported, snapshots: list[Listed]) -> None:

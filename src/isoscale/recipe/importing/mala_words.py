@@ -101,7 +101,7 @@ NEEDLESS = {
 
 BY_HAND = {
     "data.data_splitting_type": "snapshots are split by name alone: see data.train, data.val and data.test",
-    "hyperparameters.hlist": "a search is no part of a recipe here: see `isoscale sweep`",
+    "hyperparameters.hlist": "a search is not part of a recipe here: see `isoscale sweep`",
     "running.dropout": "MALA 1.4.0 trains the same with and without it, so it is left out; where you want it, set "
     "task.model.dropout",
     "running.log_metrics_on_train_set": "name training snapshots in data.test, and `isoscale test RUN` measures them",

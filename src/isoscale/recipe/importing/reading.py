@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from isoscale.errors import UserError
-from isoscale.parallel import environment
+from isoscale.parallel.environments import find as environment
+from isoscale.recipe.formats.tree import COMMAND_LINE, PYTHON_CALL, Node, flat, plain
 from isoscale.recipe.importing.deepmd import is_input, translate
 from isoscale.recipe.importing.deepmd_words import ALIASES, SECTIONS
 from isoscale.recipe.importing.imported import Imported, Remark
 from isoscale.recipe.overrides import Overrides, apply_overrides
 from isoscale.recipe.presets import locate, read_location
 from isoscale.recipe.problems import Problem, RecipeError, nearest
-from isoscale.recipe.tree import COMMAND_LINE, PYTHON_CALL, Node, flat, plain
 from isoscale.recipe.validation import section_keys
 from isoscale.recipe.wording import UNKNOWN_KEY
 
@@ -58,7 +58,7 @@ def import_input(path: Path, words: Sequence[str], moved: Path | None) -> Import
         return None
     own, rest = split(words)
     for word in rest:
-        raise UserError(f"{word} is no word of {path}: put it into the recipe that is made of it")
+        raise UserError(f"{word} is not a key of {path}: put it into the recipe that is made of it")
     node = apply_overrides(node, _as_spelled(own, node), problems)
     imported = translate(node, location.label, location.folder, 1, problems, moved)
     if problems:

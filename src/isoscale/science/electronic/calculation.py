@@ -53,7 +53,7 @@ def _from_json(path: Path, text: str) -> Calculation:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise UserError(f"{path} is no whole JSON file: {error}") from None
+        raise UserError(f"{path} is not a complete JSON file: {error}") from None
     try:
         atoms = values["atoms"]
         return Calculation(
@@ -96,9 +96,7 @@ def _from_espresso(path: Path, text: str) -> Calculation:
     axes = re.findall(_AXIS, text)[:3]
     missing = [what for what, match in found.items() if match is None] + ["the crystal axes"] * (len(axes) < 3)
     if missing:
-        raise UserError(
-            f"{path} is no output of Quantum ESPRESSO that can be used: {', '.join(missing)} not found; {REMEDY}"
-        )
+        raise UserError(f"{path} is not a usable output of Quantum ESPRESSO: {', '.join(missing)} not found; {REMEDY}")
     _check_espresso(path, text)
     length, num_atoms, num_electrons, width = (_number(match[1]) for match in found.values() if match)
     cell = np.asarray([[_number(value) for value in axis] for axis in axes]) * length * BOHR
@@ -112,7 +110,7 @@ def _from_espresso(path: Path, text: str) -> Calculation:
 def _check_espresso(path: Path, text: str) -> None:
     """Refuse numbers that would mean something else."""
     if not re.search(_FERMI_DIRAC, text):
-        raise UserError(f"{path} has no Fermi-Dirac smearing, and the width of another is no temperature; {REMEDY}")
+        raise UserError(f"{path} has no Fermi-Dirac smearing, and the width of another is not a temperature; {REMEDY}")
     if "CELL_PARAMETERS" in text:
         raise UserError(f"{path} changes its cell on the way, so that the first one is not that of the end; {REMEDY}")
 

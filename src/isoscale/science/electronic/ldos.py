@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from isoscale.config import Config
 from isoscale.data.batches import Batch
 from isoscale.data.sources import Source
-from isoscale.engine.survey import Store, Survey
+from isoscale.engine.dataset_metrics import Store, Survey
 from isoscale.engine.task import Supervised
 from isoscale.errors import UserError
 from isoscale.science.electronic.integrals import EnergyGrid

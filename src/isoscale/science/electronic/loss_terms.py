@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from isoscale.data.columns import BLOCK_BYTES, row_bytes
 from isoscale.data.sources import Source, Subset
-from isoscale.engine.survey import stored
+from isoscale.engine.dataset_metrics import stored
 from isoscale.errors import UserError
 from isoscale.science.electronic.calculation import Calculation
 from isoscale.science.electronic.integrals import EnergyGrid, Quadrature

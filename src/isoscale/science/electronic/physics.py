@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from isoscale.engine.survey import Seen, Survey
+from isoscale.engine.dataset_metrics import Seen, Survey
 from isoscale.errors import UserError
 from isoscale.science.electronic.integrals import EnergyGrid
 from isoscale.science.electronic.snapshot_source import SnapshotSource

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isoscale.engine.survey import Store, Survey
+from isoscale.engine.dataset_metrics import Store, Survey
 from isoscale.science.electronic.integrals import EnergyGrid
 from isoscale.science.electronic.snapshot_source import Snapshot, SnapshotSource
 from isoscale.science.electronic.states import Filling

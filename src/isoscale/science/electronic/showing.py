@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from isoscale.engine.survey import Survey
-from isoscale.observe.exhibits import Curves, Parity, ParityPoints
+from isoscale.engine.dataset_metrics import Survey
+from isoscale.observe.figures import Curves, Parity, ParityPoints
 from isoscale.science.electronic.physics import Measurement
 from isoscale.science.electronic.states import Filling
 

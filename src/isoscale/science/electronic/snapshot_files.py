@@ -20,10 +20,10 @@ from isoscale.data.formats.finding import natural
 from isoscale.data.formats.opening import open_column
 from isoscale.data.formats.views import View, Without, place
 from isoscale.errors import UserError
-from isoscale.printing import echo
 from isoscale.science.electronic.calculation import read_calculation
 from isoscale.science.electronic.openpmd import Components, components
 from isoscale.science.electronic.snapshot_source import Snapshot, SnapshotSource
+from isoscale.system.printing import echo
 
 SUFFIXES = {
     "input": (".in.npy", ".in.h5", ".in.hdf5"),

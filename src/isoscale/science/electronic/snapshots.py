@@ -1,4 +1,4 @@
-"""Snapshots: descriptors and the local density of states on the points of a grid, one row a point."""
+"""Snapshots: descriptors and the local density of states on the points of a grid, one row per point."""
 
 from pathlib import Path
 

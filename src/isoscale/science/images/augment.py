@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from isoscale.data.batches import Batch
-from isoscale.data.keyed import StepRandom, current
+from isoscale.data.rng import StepRandom, current
 from isoscale.errors import UserError
 
 

@@ -12,7 +12,7 @@ from isoscale.data.batches import Batch
 from isoscale.data.sources import Source
 from isoscale.engine.task import Pair, Supervised, Tally, check_labels, class_numbers
 from isoscale.errors import UserError
-from isoscale.observe.exhibits import Exhibit, Matrix, Pictures, PrecisionRecall
+from isoscale.observe.figures import Exhibit, Matrix, Pictures, PrecisionRecall
 from isoscale.science.images.metrics import confusion_counts, detection, macro_scores
 
 NUM_SHOWN = 32

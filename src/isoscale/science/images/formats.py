@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isoscale.data import restricted
+from isoscale.data import safe_pickle as restricted
 from isoscale.data.formats.checks import check_length
 from isoscale.data.formats.idx import Bytes, read_bytes, read_idx
 from isoscale.errors import UserError

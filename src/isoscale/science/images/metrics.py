@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isoscale.observe.exhibits import Detection
+from isoscale.observe.figures import Detection
 
 
 def confusion_counts(predicted: Tensor, target: Tensor, num_classes: int) -> Tensor:

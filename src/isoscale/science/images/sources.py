@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from isoscale.data.published import locate
 from isoscale.data.sources import Source, Sources, TensorSource, split_source
+from isoscale.data.tools.published import locate
 from isoscale.errors import UserError
 from isoscale.science import catalog
 from isoscale.science.images.formats import Labelled, read_cifar, read_idx_pair

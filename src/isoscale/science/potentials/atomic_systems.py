@@ -40,6 +40,11 @@ class AtomicSystems(Sources):
         super().__init__(**{role: Mixture(systems, probabilities) for role, systems in self.systems.items()})
         self.predict = self.test
 
+    @classmethod
+    def from_paths(cls, paths: list[str]) -> "AtomicSystems":
+        """Systems to be tested or predicted, at paths."""
+        return cls(test=paths)
+
     def with_neighbours(self, types: Sequence[str], cutoff: float, ranks: Together, say: Say) -> Sources:
         """The same frames as a model of these types reads them, with all neighbours within `cutoff`.
 

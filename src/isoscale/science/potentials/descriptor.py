@@ -32,7 +32,7 @@ class Descriptor(nn.Module):
         raise NotImplementedError
 
     def prepare(self, edges: Edges) -> dict[str, Tensor]:
-        """What `forward` wants to know of edges, one row a frame; names that begin with `edge_` are its own."""
+        """What `forward` wants to know of edges, one row per frame; names that begin with `edge_` are its own."""
         return {f"edge_{t}": edges.vectors[:, :, slots] for t, slots in enumerate(edges.layout.of_slots)}
 
     def forward(

@@ -167,7 +167,7 @@ class StoredTables(NamedTuple):
 
     layout: Layout
     columns: Mapping[str, Column]
-    """Neighbours, shifts and reverse, a row a frame."""
+    """Neighbours, shifts and reverse, a row per frame."""
 
 
 class FrameSource:

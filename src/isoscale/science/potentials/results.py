@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from isoscale.data.sources import Source
-from isoscale.engine.survey import Seen, Store, Survey
-from isoscale.observe.exhibits import Parity
+from isoscale.engine.dataset_metrics import Seen, Store, Survey
+from isoscale.observe.figures import Parity
 from isoscale.science.potentials.model import Prediction
 from isoscale.science.potentials.statistics import systems_of
 from isoscale.science.potentials.systems import LABELS

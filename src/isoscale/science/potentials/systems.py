@@ -212,7 +212,7 @@ def _parts(store: Store, key: str, sets: Sequence[str], names: Sequence[str], nu
 def _missing(name: str, key: str, file: str, files: Sequence[str]) -> str:
     if key == "box":
         return (
-            f"{name} has no {file}, and no file nopbc: give a box (9 numbers a frame), or make an empty file nopbc "
+            f"{name} has no {file}, and no file nopbc: give a box (9 numbers per frame), or make an empty file nopbc "
             "where nothing is periodic"
         )
     if key == "coord":
@@ -236,7 +236,8 @@ def _open(store: Store, key: str, file: str, shape: tuple[int, ...]) -> Column:
     found, expected = math.prod(column.row_shape), math.prod(shape)
     if found != expected:
         raise UserError(
-            f"{column.name} has {found:,} numbers a frame, expected {_expected(key, shape)}; the system is {store.name}"
+            f"{column.name} has {found:,} numbers per frame, expected {_expected(key, shape)}; "
+            f"the system is {store.name}"
         )
     return column
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.sources import Source
-from isoscale.engine.survey import Store, Survey
+from isoscale.engine.dataset_metrics import Store, Survey
 from isoscale.engine.task import Task, Together, Training
 from isoscale.errors import UserError
 from isoscale.science.potentials import deepmd_checkpoint, results

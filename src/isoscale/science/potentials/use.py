@@ -67,8 +67,8 @@ def usable(potential: Any, trust: bool = False) -> Usable:
 def _task(path: Path, trust: bool) -> nn.Module:
     """The task of a run, or in a file of weights."""
     # Whoever uses a finished run stands above the engine, as commands do; to train, nothing here is needed.
-    from isoscale.exporting import load_task
-    from isoscale.run import Run
+    from isoscale.runs.export import load_task
+    from isoscale.runs.run import Run
 
     return load_task(path, trust) if path.suffix == ".safetensors" else Run.find(str(path), trust=trust).task()
 
@@ -80,7 +80,7 @@ def _from_module(found: Any) -> Usable:
         found = found.deployed()
     if not isinstance(found, Deployed):
         raise UserError(
-            f"a {type(found).__name__} is no potential; expected a run of the task `potential`, a file that "
+            f"a {type(found).__name__} is not a potential; expected a run of the task `potential`, a file that "
             "`isoscale export` wrote of one, or its model"
         )
     return Usable(found.eval(), found.types, found.cutoff)
@@ -104,7 +104,7 @@ def _from_script(path: Path) -> Usable:
             return _from_module(saved)
         raise UserError(f"{path} cannot be read as TorchScript: {str(error).splitlines()[0]}") from None
     if not all(said.values()):
-        raise UserError(f"{path} is no potential that `isoscale export` wrote: it names no types and no cutoff")
+        raise UserError(f"{path} is not a potential that `isoscale export` wrote: it names no types and no cutoff")
     return Usable(module, json.loads(said["types"]), float(said["cutoff"]))
 
 

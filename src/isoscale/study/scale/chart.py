@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from isoscale.observe.files import failures_in_words, written_aside
 from isoscale.study.charts import COLOURS
 from isoscale.study.scale.study import Row, Study
 from isoscale.study.scale.table import title
+from isoscale.system.files import failures_in_words, written_aside
 
 
 def draw(study: Study, path: Path) -> bool:

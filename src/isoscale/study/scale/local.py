@@ -22,7 +22,7 @@ def warning(recipe: Recipe, most_ranks: int) -> str | None:
     """What to know where ranks share cores or GPUs."""
     import torch
 
-    from isoscale.engine import accelerator as accelerators
+    from isoscale.engine import device as accelerators
 
     kind = accelerators.find(recipe.train.device).kind
     count = getattr(torch, kind).device_count() if kind in ("cuda", "xpu") else num_cores()

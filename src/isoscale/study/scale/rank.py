@@ -9,23 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from isoscale.data.hashing import derive_key
-from isoscale.engine import accelerator as accelerators
-from isoscale.engine.graph import GraphedProgram
-from isoscale.engine.programs import Program
+from isoscale.engine import device as accelerators
 from isoscale.engine.settings import Decisions
-from isoscale.engine.trainer import Trainer as Engine
+from isoscale.engine.step.cuda_graph import GraphedProgram
+from isoscale.engine.step.programs import Program
+from isoscale.engine.trainer import Trainer
 from isoscale.errors import UserError
 from isoscale.observe.observers import Observers
-from isoscale.opening import open_session
 from isoscale.parallel import world
-from isoscale.parallel.ranks import Ranks
-from isoscale.recipe.components import data_spec, instantiate, task_spec
+from isoscale.parallel.collectives import Ranks
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.schema import Recipe
-from isoscale.session import Session
+from isoscale.runs.open import open_run
+from isoscale.runs.opened import OpenedRun
 from isoscale.study.scale.study import Measurement, Study, global_batch
 
 TIMED_SECONDS = 2.0
@@ -51,14 +47,14 @@ def measure(path: Path, num_ranks: int, repeat: int) -> None:
     if (repeat, num_ranks) not in study.missing:
         return
     recipe = load_recipe(study.recipe).recipe
-    session = open_session(study.recipe, _keys(study, recipe, num_ranks), None, save=False)
-    if session.ranks.world != num_ranks:
-        raise UserError(f"{num_ranks} ranks are to be measured, and {session.ranks.world} were started")
-    with world.guarded(timeout=session.recipe.parallel.timeout):
-        found = _measured(session, study.steps, num_ranks, repeat)
-        if session.ranks.is_first:
+    opened = open_run(study.recipe, _keys(study, recipe, num_ranks), None, save=False)
+    if opened.ranks.world != num_ranks:
+        raise UserError(f"{num_ranks} ranks are to be measured, and {opened.ranks.world} were started")
+    with world.guarded(timeout=opened.recipe.parallel.timeout):
+        found = _measured(opened, study.steps, num_ranks, repeat)
+        if opened.ranks.is_first:
             Study.read(path).with_measurement(found).write()
-        session.ranks.any(False, "the end of all ranks")
+        opened.ranks.any(False, "the end of all ranks")
 
 
 def _keys(study: Study, recipe: Recipe, num_ranks: int) -> dict[str, Any]:
@@ -76,14 +72,14 @@ def _keys(study: Study, recipe: Recipe, num_ranks: int) -> dict[str, Any]:
     return keys
 
 
-def _measured(session: Session, steps: int | None, num_ranks: int, repeat: int) -> Measurement:
-    ranks = session.ranks
-    engine = _engine(session)
-    watch = Stopwatch(engine.parts.program, ranks, engine.parts.accelerator.synchronize, steps)
-    engine.parts.program = watch
+def _measured(opened: OpenedRun, steps: int | None, num_ranks: int, repeat: int) -> Measurement:
+    ranks = opened.ranks
+    trainer = _trainer(opened)
+    watch = Stopwatch(trainer.parts.program, ranks, trainer.parts.accelerator.synchronize, steps)
+    trainer.parts.program = watch
     with suppress(_Enough):
-        engine.fit()
-    plan = engine.train.plan
+        trainer.fit()
+    plan = trainer.train.plan
     seconds = ranks.hear(watch.seconds, "how long every rank took")
     startups = ranks.hear(watch.startup, "how long every rank took to start")
     return Measurement(
@@ -96,23 +92,18 @@ def _measured(session: Session, steps: int | None, num_ranks: int, repeat: int) 
         startup=startups if None not in startups else None,
         warmup=watch.warmup,
         hosts=[os.uname().nodename] if ranks.alone else list(ranks.hosts),
-        device=engine.parts.accelerator.description,
-        decided=engine.decided.as_dict(),
+        device=trainer.parts.accelerator.description,
+        decided=trainer.decided.as_dict(),
         measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     )
 
 
-def _engine(session: Session) -> Engine:
-    """An engine of several ranks that writes nothing, at the beginning of its training."""
-    recipe, ranks = session.recipe, session.ranks
-    mine = Decisions.make(session.settings, ranks.world).as_dict() if ranks.is_first else None
+def _trainer(opened: OpenedRun) -> Trainer:
+    """A trainer among several ranks that writes nothing, at the beginning of its training."""
+    ranks = opened.ranks
+    mine = Decisions.make(opened.settings, ranks.world).as_dict() if ranks.is_first else None
     decided = Decisions.from_dict(ranks.tell(mine, "what was decided"))
-    engine = Engine(session.settings, decided, Observers([]), ranks=ranks, saving=False)
-    torch.manual_seed(derive_key(recipe.seed, "initial weights")[0])
-    transforms = [instantiate(transform) for transform in recipe.data.transforms]
-    task, data = instantiate(task_spec(recipe.task)), instantiate(data_spec(recipe.data))
-    engine.prepare(task, data, transforms, lambda task: None)
-    return engine
+    return opened.another_trainer(opened.settings, decided, Observers([]), ranks=ranks, begin=lambda task: None)
 
 
 class _Enough(Exception):

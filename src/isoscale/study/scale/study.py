@@ -11,13 +11,13 @@ from typing import Any, Literal, Self
 
 from isoscale.data.mixture import AUTO_SIZE
 from isoscale.data.shards import check_world
-from isoscale.engine.run_directory import ROOT, RunDirectory, command_line, provenance
-from isoscale.engine.seal import is_sealed, seal
 from isoscale.errors import UserError
-from isoscale.observe.files import failures_in_words, write_aside
 from isoscale.parallel.reduction import check_shards, tree_shards
-from isoscale.recipe.load import LoadedRecipe
+from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import Recipe
+from isoscale.recipe.seal import is_sealed, seal
+from isoscale.runs.directory import ROOT, RunDirectory, command_line, provenance
+from isoscale.system.files import failures_in_words, write_aside
 
 Mode = Literal["strong", "weak"]
 

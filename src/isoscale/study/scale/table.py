@@ -94,8 +94,8 @@ def _conditions(study: Study) -> list[str]:
     return [
         f"{'Global batch' if study.mode == 'strong' else 'Batch of a rank'} fixed; precision {decided['precision']}, "
         f"program {decided['program']}, gradients added by {decided['reduce']}",
-        f"{hardware} ({last.decided['device']}, threads a rank: {decided['threads']}), on {', '.join(hosts)}; isoscale "
-        f"{record['isoscale']}, torch {record['packages']['torch']}",
+        f"{hardware} ({last.decided['device']}, threads per rank: {decided['threads']}), on {', '.join(hosts)}; "
+        f"isoscale {record['isoscale']}, torch {record['packages']['torch']}",
         f"{_steps(study)} steps timed after the warm-up on the slowest rank, {many}",
     ]
 

@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from isoscale.observe.text import number
-from isoscale.printing import echo, one_line, visible
 from isoscale.study.sweep.plan import Sweep
 from isoscale.study.sweep.states import FAILED, STARTING, WAITING, State, counts, table
+from isoscale.system.printing import echo, one_line, visible
 
 MARGIN = 4
 """Lines of the terminal that are left to titles, counts and the prompt."""

@@ -8,10 +8,11 @@ from typing import Any
 from isoscale.launch import submission
 from isoscale.launch.config import Resources
 from isoscale.launch.job_script import Array, Job
-from isoscale.observe.files import own_folder
-from isoscale.recipe.load import LoadedRecipe, load_recipe
+from isoscale.recipe.load import load_recipe
+from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import Launch
 from isoscale.study.sweep.plan import RECIPE, Plan, Point, Sweep, write_points
+from isoscale.system.files import own_folder
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from isoscale import signals
-from isoscale.engine.place import Place
-from isoscale.engine.run_directory import RunDirectory, provenance
 from isoscale.errors import DONE, START_AGAIN, RunGone
 from isoscale.launch.local import TO_OBEY, command_of, end_with_parent, num_cores
-from isoscale.launch.submission import SUBMITTED
-from isoscale.observe.files import open_own, own_folder
+from isoscale.runs.directory import SUBMITTED, RunDirectory, provenance
+from isoscale.runs.place import Place
 from isoscale.study.sweep.display import Display
 from isoscale.study.sweep.plan import Point, Sweep
 from isoscale.study.sweep.states import STARTING, WAITING, Logged, State, state_of
+from isoscale.system import signals
+from isoscale.system.files import open_own, own_folder
 
 LOGS = "logs"
 """What the processes of the points write, a file each."""

@@ -10,22 +10,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from isoscale.engine.run_directory import RunDirectory
-from isoscale.engine.seal import is_sealed, seal, with_seal
 from isoscale.errors import UserError
 from isoscale.launch.job_script import POINTS
 from isoscale.launch.submission import prepare
-from isoscale.observe.files import refuse_link, write_aside
 from isoscale.recipe.compare import ABSENT, LENGTHS, Difference, describe, differences, harmful
+from isoscale.recipe.formats.tree import COMMAND_LINE
+from isoscale.recipe.formats.yaml_reader import read_value
 from isoscale.recipe.importing.reading import split
-from isoscale.recipe.load import LoadedRecipe, load_recipe, load_resolved, load_variants, to_build, to_train
+from isoscale.recipe.load import load_recipe, load_resolved, load_variants, to_build, to_train
+from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.problems import Problem, RecipeError, dotted
+from isoscale.recipe.seal import is_sealed, seal, with_seal
 from isoscale.recipe.sweep import OWN_KEYS, SECTION, choices
-from isoscale.recipe.tree import COMMAND_LINE
 from isoscale.recipe.trust import Trust, problems_of_foreign
-from isoscale.recipe.yaml_reader import read_value
-from isoscale.run import Run
+from isoscale.runs.directory import RunDirectory
+from isoscale.runs.run import Run
 from isoscale.study.sweep.points import Values, names_of, points_of, text
+from isoscale.system.files import refuse_link, write_aside
 
 RECORD = "sweep.json"
 RECIPE = "recipe.yaml"
@@ -122,7 +123,7 @@ class Sweep:
             names = [point.name for point in sweep.points]
             outside = [name for name in names if not _is_plain(name)]
             if outside:
-                raise ValueError(f"{outside[0]!r} is no directory in it")
+                raise ValueError(f"{outside[0]!r} is not a directory in it")
             return sweep
         except FileNotFoundError:
             raise UserError(f"there is no sweep in {path}: no {RECORD}; `isoscale runs list` shows sweeps") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from isoscale.data.hashing import derive_key
 from isoscale.errors import UserError
-from isoscale.recipe.load import LoadedRecipe
+from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import Range
 from isoscale.recipe.sweep import Choices, choices
 

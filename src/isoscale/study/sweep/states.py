@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isoscale.engine.run_directory import RunDirectory
 from isoscale.errors import UserError
 from isoscale.launch import slurm
 from isoscale.launch.jobs import Tail
-from isoscale.launch.submission import SUBMITTED
 from isoscale.observe.text import number
-from isoscale.run import Run
+from isoscale.runs.directory import SUBMITTED, RunDirectory
+from isoscale.runs.run import Run
 from isoscale.study.sweep.plan import Point, Sweep
 from isoscale.study.sweep.points import short_keys, text
 

@@ -16,7 +16,7 @@ class Throws(Sources):
         generator = torch.Generator().manual_seed(seed)
         random = torch.rand(num_throws, 2, generator=generator)
         speed, angle = 5 + 35 * random[:, 0], math.radians(5) + math.radians(80) * random[:, 1]
-        # One row a sample. `Supervised` reads the names input and target.
+        # One row per sample. `Supervised` reads the names input and target.
         throws = {"input": torch.stack([speed, angle], 1), "target": distance(speed, angle, drag)[:, None]}
         parts = split_source(TensorSource(throws), {"train": 0.8, "val": 0.1, "test": 0.1}, seed)
         # Each part may also be a torch Dataset of yours, whose samples are such dicts or (input, target):

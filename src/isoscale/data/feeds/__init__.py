@@ -1,0 +1,1 @@
+"""Feeds: how samples reach the device, from wherever their bytes live."""

@@ -1,0 +1,45 @@
+"""Where the bytes of a source live during training: chosen once, never seen in the result."""
+
+from typing import Literal
+
+import torch
+
+from isoscale.data.batches import Plan
+from isoscale.data.feeds.device import DeviceFeed
+from isoscale.data.feeds.feed import Feed, Indices
+from isoscale.data.feeds.host import HostFeed, RowFeed
+from isoscale.data.sources import Source, TensorSource, is_on_disk, is_rows, is_vectorised, nbytes
+from isoscale.errors import UserError
+
+SHARE_OF_DEVICE = 0.25
+"""Of the device's whole memory: data up to this size lives there."""
+SHARE_OF_HOST = 0.5
+"""Of the host's whole memory: data in files up to this size is read into it."""
+
+Residency = Literal["auto", "device", "host", "disk"]
+Place = Literal["device", "host", "disk"]
+
+
+def choose(source: Source, residency: Residency, device_memory: int, host_memory: int) -> Place:
+    """Decide `auto` by the size of the data against the whole of the device's and of the host's memory."""
+    if residency == "device" and not is_vectorised(source):
+        raise UserError(
+            "data.residency: device would read every sample of the dataset once and keep it, and random augmentation "
+            "in it would stand still; use data.residency=host, or give tensors"
+        )
+    if residency == "disk" and not is_on_disk(source):
+        raise UserError("data.residency: disk is for data in files, and this data is in memory; use auto or host")
+    if residency != "auto":
+        return residency
+    if is_vectorised(source) and nbytes(source) <= SHARE_OF_DEVICE * device_memory:
+        return "device"
+    return "disk" if is_on_disk(source) and nbytes(source) > SHARE_OF_HOST * host_memory else "host"
+
+
+def make_feed(residency: Place, source: Source, order: Indices, plan: Plan, device: torch.device) -> Feed:
+    """The feed for a residency."""
+    if residency == "device":
+        return DeviceFeed(source, order, plan, device)
+    if residency == "host" and is_on_disk(source):
+        source = TensorSource(source.fetch(torch.arange(len(source))))
+    return (RowFeed if is_rows(source) else HostFeed)(source, order, plan, device)

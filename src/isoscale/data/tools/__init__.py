@@ -1,0 +1,1 @@
+"""Tools for data files: convert, shuffle, describe, download."""

@@ -1,0 +1,251 @@
+"""Puts together what a training needs: task, data, optimizer, step and program, from settings and decisions."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from isoscale.data import rng as keyed
+from isoscale.data.mixture import MixturePlan
+from isoscale.data.rng import StepRandom
+from isoscale.data.shards import check_world
+from isoscale.engine import checks
+from isoscale.engine import device as accelerators
+from isoscale.engine.assembly import Assembly, Built
+from isoscale.engine.boundaries import Planner
+from isoscale.engine.cadence import Cadence
+from isoscale.engine.config import LossWeight, Optimizer, Schedule
+from isoscale.engine.device import Accelerator
+from isoscale.engine.lightning import module as lightning
+from isoscale.engine.lightning.overrides import overrides
+from isoscale.engine.metrics.accumulators import Recorder
+from isoscale.engine.metrics.torchmetrics import MetricStates
+from isoscale.engine.optim.ema import Average
+from isoscale.engine.optim.late_compiler import put_off_compiler
+from isoscale.engine.optim.optimizers import OptimizerState, make_optimizers, path_for
+from isoscale.engine.optim.schedules import LearningRate
+from isoscale.engine.precision import Precision
+from isoscale.engine.settings import Decisions, Settings
+from isoscale.engine.splits import Role, RoleMaker, read_dataset
+from isoscale.engine.state.module_state import ExtraState
+from isoscale.engine.state.progress import Progress
+from isoscale.engine.state.registry import ModuleState, Registry
+from isoscale.engine.step.choice import ProgramMaker, reseeder
+from isoscale.engine.step.context import Stage, step_method
+from isoscale.engine.step.step import Forward
+from isoscale.engine.training_data import TrainingData, adapted
+from isoscale.engine.transforms import fit
+from isoscale.errors import UserError
+from isoscale.observe.observers import Observers
+from isoscale.parallel.batch_norm import batch_norms, synchronise
+from isoscale.parallel.collectives import ALONE, Ranks
+from isoscale.parallel.config import Parallel
+from isoscale.parallel.reduction import OVERLAP_FROM, Reducer, check_shards, make_reducer, tree_shards
+
+Say = Callable[[str], None]
+
+
+_DOUBLE = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    torch.complex64: torch.complex128,
+}
+
+
+def place(task: nn.Module, accelerator: Accelerator, precision: Precision, tree: bool, say: Say) -> None:
+    """Move a task to the device, in its precision, with dropout that is keyed by sample."""
+    unkeyed = keyed.key_dropout(task)
+    if unkeyed and tree:
+        raise UserError(f"parallel.reduce: tree needs keyed randomness, which these do not have: {', '.join(unkeyed)}")
+    if unkeyed:
+        say(f"randomness of {', '.join(unkeyed)} comes from torch's generator, reseeded every step")
+    task.to(accelerator.device)
+    if precision.dtype == torch.float64:
+        task._apply(lambda tensor: tensor.to(_DOUBLE.get(tensor.dtype, tensor.dtype)))
+
+
+def build(
+    task: Any, data: Any, transforms: Sequence[Any], settings: Settings, decided: Decisions, observers: Observers,
+    ranks: Ranks = ALONE, saving: bool = False, begin: Callable[[Any], None] | None = None,
+) -> Built:  # fmt: skip
+    """Bring task and data to the device and put a training together; `begin` sets the weights of a new run."""
+    checks.check_task(task)
+    torch.set_num_threads(decided.threads)
+    found = accelerators.find(decided.device)
+    precision = Precision(decided.precision, found.kind)
+    num_shards = _num_shards(settings.parallel, ranks)
+    place(task, found, precision, settings.parallel.reduce == "tree", observers.note)
+    with ExitStack() as undo:
+        adapted_data = adapted(task, data, ranks, observers.note)
+        roles = RoleMaker(adapted_data, settings, found, ranks, num_shards, decided.first_world)
+        train, val = _roles(task, roles, settings, decided, observers, undo)
+        if val is not None:
+            read_dataset(val, "val", settings, found.device, observers.note, ranks)
+        for name, role in (("train", train), ("val", val)):
+            if role is not None and hasattr(task, "check_data"):
+                task.check_data(name, role.source)
+        plan, progress = _planner(settings, train, val, saving), Progress()
+        if decided.reduce == "auto":
+            count = sum(parameter.numel() for parameter in task.parameters() if not is_lazy(parameter))
+            decided.reduce = "overlap" if count >= OVERLAP_FROM else "flat"
+        new_reducer = partial(make_reducer, decided.reduce, num_shards, ranks)
+        per_epoch = train.plan.steps_per_epoch
+        view = lightning.TrainerView(
+            lambda: (progress.step // per_epoch, progress.step), plan.num_steps, per_epoch, ranks
+        )
+        with precision.applied():
+            if begin is not None:
+                fit(transforms, train.source, observers.note)
+                if hasattr(task, "measure"):
+                    samples = TrainingData(
+                        train.source, ranks, observers.note, transforms, found.device, precision.dtype
+                    )  # fmt: skip
+                    with torch.no_grad():  # before the weights are copied anywhere
+                        task.measure(samples)
+                begin(task)
+            undo.callback(lightning.detach, task)
+            parts = assemble(
+                task, train, settings, decided, plan.num_steps, transforms, view, observers.note,
+                new_reducer(dtype=precision.dtype), undo,
+            )  # fmt: skip
+        if decided.reduce != "tree":
+            undo.callback(synchronise(task, ranks))
+            _check_share(task, train, decided, ranks)
+        return Built(parts, train, val, roles.has_test, plan, progress, num_shards, new_reducer, undo.pop_all())
+
+
+def _num_shards(section: Parallel, ranks: Ranks) -> int:
+    """Of a batch in `tree`, if the ranks can share them out."""
+    count = tree_shards(section.reduce, section.shards)
+    check_shards(count)
+    if section.reduce == "tree":
+        check_world(ranks.world, count)
+    return count
+
+
+def _roles(
+    task: Any, roles: RoleMaker, settings: Settings, decided: Decisions, observers: Observers, undo: ExitStack
+) -> tuple[Role, Role | None]:
+    """The training and validation data, shared out among the ranks."""
+    if roles.unused:
+        observers.note(f"the loaders decide about batches: {', '.join(roles.unused)} is not used", "warning")
+    train = roles.train(settings.train.accumulate, decided.residency)
+    undo.callback(train.feed.close)
+    decided.residency = train.residency
+    val = roles.evaluation("val", settings.train.limit_val_batches)
+    if val is not None:
+        undo.callback(val.feed.close)
+    if val is not None and step_method(task, "val") is None:
+        observers.note(f"{type(task).__name__} has no validation_step: the validation data is not used")
+        val = None
+    return train, val
+
+
+def _planner(settings: Settings, train: Role, val: Role | None, saving: bool) -> Planner:
+    section = settings.train
+    limits = [section.steps, section.epochs and section.epochs * train.plan.steps_per_epoch]
+    never = Cadence(1, "never")
+    return Planner(
+        train.plan,
+        min(limit for limit in limits if limit),
+        settings.observe.every,
+        Cadence.parse(section.evaluate) if val else never,
+        Cadence.parse(settings.checkpoint.every) if saving else never,
+        first=settings.observe.curve is not None,
+    )
+
+
+def _check_share(task: nn.Module, train: Role, decided: Decisions, ranks: Ranks) -> None:
+    """Batch norms see the whole batch; then, and in `overlap`, a rank without samples would be missed."""
+    smallest = train.plan.smallest
+    if smallest < ranks.world and (batch_norms(task) or decided.reduce == "overlap"):
+        why = "parallel.reduce: overlap" if decided.reduce == "overlap" else "batch norm"
+        raise UserError(
+            f"a batch of {smallest} samples does not reach all {ranks.world} ranks, which {why} needs; use "
+            "data.drop_last=true, another data.batch_size, or parallel.reduce=tree"
+        )
+
+
+def assemble(
+    task: Any, train: Role, settings: Settings, decided: Decisions, num_steps: int, transforms: Sequence[Any],
+    view: lightning.TrainerView, say: Say, reducer: Reducer, undo: ExitStack,
+) -> Assembly:  # fmt: skip
+    """The parts that a step needs; `say` takes lines that the user should know."""
+    found = accelerators.find(decided.device)
+    precision = Precision(decided.precision, found.kind)
+    random = StepRandom(settings.seed)
+    random.steps_per_epoch = train.plan.steps_per_epoch
+    registry = Registry()
+    rate = LearningRate.make(settings.schedule, settings.optimizer.lr, _asked_batch(train, settings), num_steps)
+    stage = Stage("train", task, Recorder(found.device))
+    stage.enter()
+    lightning.attach(task, view, train.loaded)
+    if lightning.adds_modules(task):
+        place(task, found, precision, settings.parallel.reduce == "tree", say)
+    lazy = [name for name, parameter in task.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise UserError(
+            f"{lazy[0]} has no shape yet (a lazy module): call the network once on a batch, in __init__ or in setup"
+        )
+    configured = _configured(task, view)
+    if configured and (settings.optimizer != Optimizer() or settings.schedule != Schedule()):
+        say("the task configures its own optimizer: the recipe's optimizer and schedule are not used")
+    if configured:
+        _check_followed(settings)
+    optimizers = configured.optimizers if configured else _optimizers(task, settings, decided)
+    view.optimizers = optimizers
+    average = Average(task, settings.train.ema) if settings.train.ema is not None else None
+    metrics = MetricStates(task, stage.metrics, reducer.ranks)
+    keeps_gradients = not getattr(task, "automatic_optimization", True) or overrides(task, "on_before_zero_grad")
+    extra = ExtraState(task, [*optimizers, *view.schedulers], reducer.ranks, keeps_gradients, say)
+    for name, part in (("model", ModuleState(task)), ("extra", extra), ("configured", configured),
+                       ("optimizer", OptimizerState(optimizers, task)), ("recorder", stage.recorder),
+                       ("metrics", metrics), ("schedule", rate), ("average", average)):  # fmt: skip
+        if part is not None:
+            registry.register(name, part)
+    forward = Forward(task, stage, transforms, precision)
+    assembly = Assembly(
+        task, found, precision, random, registry, rate, train, stage, average, optimizers, configured, transforms,
+        extra, reseeder(settings.seed, found), undo,
+    )  # fmt: skip
+    assembly.program = ProgramMaker(
+        assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer
+    ).make()
+    return assembly
+
+
+def _asked_batch(train: Role, settings: Settings) -> int:
+    """The batch that a scaling rule compares: as asked for, also where systems have fewer samples than that."""
+    asked = settings.data.batch_size
+    if isinstance(asked, str) or not isinstance(train.plan, MixturePlan):
+        return train.plan.batch_size
+    return max(asked) if isinstance(asked, list) else asked
+
+
+def _check_followed(settings: Settings) -> None:
+    """Refuse weights that would follow a learning rate which nobody trains with."""
+    for name, weight in settings.train.loss_weights.items():
+        if isinstance(weight, LossWeight) and weight.follows == "rate":
+            raise UserError(
+                f"train.loss_weights.{name} follows the learning rate of the recipe, but the task configures its own "
+                f"optimizer; use train.loss_weights.{name}.follows=steps"
+            )
+
+
+def _configured(task: Any, view: lightning.TrainerView) -> lightning.Configured | None:
+    put_off_compiler()
+    configure = getattr(task, "configure_optimizers", None)
+    returned = configure() if configure is not None else None
+    if returned is None:
+        return None
+    configured = lightning.Configured(returned, task, view.num_training_batches)
+    view.schedulers = [entry["scheduler"] for entry in configured.schedulers]
+    return configured
+
+
+def _optimizers(task: nn.Module, settings: Settings, decided: Decisions) -> list[Any]:
+    decided.optimizer = path_for(decided.optimizer, task.parameters())
+    return make_optimizers(settings.optimizer, task.named_parameters(), decided.optimizer)

@@ -1,0 +1,314 @@
+"""A look at all data of a stage together, for metrics that are no means over samples.
+
+An energy that follows from a sum over space is one. The task goes through the data as often as it wants, adds up what
+it needs, and gets the same sums on every rank.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+from isoscale.data import rng as keyed
+from isoscale.data.batches import Batch
+from isoscale.data.files import sweep
+from isoscale.data.sources import Source
+from isoscale.engine.assembly import Assembly
+from isoscale.engine.boundaries import Planner
+from isoscale.engine.evaluation import Interrupted
+from isoscale.engine.lightning.overrides import overrides
+from isoscale.engine.splits import Role
+from isoscale.engine.step.step import Forward
+from isoscale.engine.target_units import TargetUnits
+from isoscale.observe.events import Exhibited
+from isoscale.observe.figures import Exhibit
+from isoscale.observe.observers import Observers
+from isoscale.parallel.reduction import Reducer
+from isoscale.system.files import failures_in_words, sync_file, sync_folder
+
+Sums = list[Tensor]
+Asked = Callable[[], bool]
+
+
+ASIDE = ".predicting-"
+
+
+def _never() -> bool:
+    return False
+
+
+class Seen(NamedTuple):
+    """Some samples of a shard."""
+
+    shard: int
+    samples: Tensor
+    """Their places in the source."""
+    batch: Batch
+    """As they are stored, on the device."""
+    output: Any
+    """What `predict_step` returned; a tensor is in the units of the stored target."""
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """When a survey is made, and what for; as it stands, apart from a training: all that can be known is wanted."""
+
+    epoch: int = 0
+    """Epochs that were trained."""
+    epoch_before: int = 0
+    """Epochs that were trained at the evaluation before this one."""
+    is_first: bool = False
+    """Before the first step."""
+    is_last: bool = True
+    """After the last one."""
+    is_rehearsal: bool = False
+    """Only a few samples are shown, to see that it works; all names must be there, their values do not count."""
+    is_full: bool = True
+    """Whatever can be measured is wanted, and not only what the recipe asks for."""
+    shows: bool = True
+    """Whether somebody looks at exhibits."""
+
+
+@dataclass
+class Survey:
+    """What a task is shown of a stage's data, and what it shows in turn."""
+
+    stage: str
+    """val, test or predict."""
+    note: Callable[[str], None]
+    """Tells the user something."""
+    forward: Forward
+    data: Role
+    occasion: Occasion = Occasion()
+    make_reducer: Callable[[], Reducer | None] = lambda: None
+    interrupted: Asked = _never
+    exhibits: dict[str, Exhibit] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Source:
+        """All samples of the stage."""
+        return self.data.source
+
+    @property
+    def device(self) -> torch.device:
+        """Where the samples are."""
+        return self.forward.stage.recorder.buffer.device
+
+    def look(self) -> Iterator[Seen]:
+        """This rank's samples with their predictions, in order; once for every call."""
+        forward, role = self.forward, self.data
+        forward.stage.enter()
+        try:
+            with torch.no_grad(), keyed.use(None):
+                for batch_idx in range(role.plan.steps_per_epoch):
+                    if self.interrupted():
+                        raise Interrupted
+                    for shard, parts in enumerate(role.feed.parts(batch_idx)):
+                        for part in parts:
+                            output = forward(part, batch_idx)
+                            if isinstance(output, Tensor):
+                                output = forward.stage.units.stored(output)
+                            yield Seen(shard, part.samples, part.batch, output)
+        finally:
+            forward.stage.leave()
+
+    def add(self, sums: Mapping[int, Sums], like: Callable[[], Sums]) -> Sums:
+        """The sums over all shards of all ranks, from this rank's by shard; `like` makes a list of zeros."""
+        reducer = self.make_reducer()
+        if reducer is None:
+            return sums.get(0) or like()
+        for shard in sorted(sums):
+            reducer.add(shard, sums[shard])
+        return reducer.total(like)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """The largest of all ranks, element by element."""
+        reducer = self.make_reducer()
+        if reducer is None or reducer.ranks.alone:
+            return values
+        return (
+            torch.stack(reducer.ranks.hear(values.cpu(), "the largest values of all ranks")).amax(0).to(values.device)
+        )
+
+    def scaled(self, values: Tensor) -> Tensor:
+        """Values in the units of the stored target, in those that the network is trained in."""
+        return self.forward.stage.units.learned(values)
+
+    def show(self, name: str, exhibit: Exhibit) -> None:
+        """Let people see something, under the name of the stage."""
+        self.exhibits[name] = exhibit
+
+    def metrics(self) -> dict[str, float]:
+        """What the task measures, by full names; what it shows is in `exhibits`."""
+        found = self.forward.task.survey(self)
+        return {f"{self.stage}/{name}": value for name, value in found.items()}
+
+    def shown(self) -> dict[str, Exhibit]:
+        """The exhibits by full names."""
+        return {f"{self.stage}/{name}": exhibit for name, exhibit in self.exhibits.items()}
+
+
+class Surveyor:
+    """Makes the surveys of a training: knows which is the first and the last, and hands on what is shown."""
+
+    def __init__(
+        self, parts: Assembly, plan: Planner, observers: Observers, reducer_of: Callable[[Role], Reducer | None],
+        shows: bool,
+    ) -> None:  # fmt: skip
+        """`shows` says whether anybody looks at exhibits."""
+        self._parts, self._plan, self._observers, self._reducer_of, self._shows = (
+            parts, plan, observers, reducer_of, shows,
+        )  # fmt: skip
+
+    def before(self, role: Role) -> dict[str, float]:
+        """What the task measures before its first step."""
+        return self._measure("val", role, 0, self._occasion("val", 0))
+
+    def rehearse(self, role: Role) -> dict[str, float]:
+        """On a few samples, all names that the task will measure."""
+        return self._measure("val", role, 0, Occasion(is_last=False, is_rehearsal=True, is_full=False, shows=False))
+
+    def after(self, stage: str, role: Role, step: int, interrupted: Asked = _never) -> dict[str, float]:
+        """What the task measures after an evaluation."""
+        return self._measure(stage, role, step, self._occasion(stage, step), interrupted)
+
+    def last(self, role: Role, step: int) -> dict[str, float]:
+        """What the task measures where training ends before its plan does; by the averaged weights if there are any."""
+        average = self._parts.average
+        with average.swapped_in() if average else nullcontext():
+            return self._measure("val", role, step, self._occasion("val", step, is_last=True))
+
+    def _occasion(self, stage: str, step: int, is_last: bool = False) -> Occasion:
+        apart = stage != "val"
+        is_last = is_last or apart or step >= self._plan.num_steps
+        return Occasion(
+            self._epoch(step), self._epoch(self._step_before(step)), step == 0, is_last, is_full=apart,
+            shows=self._shows,
+        )  # fmt: skip
+
+    def _epoch(self, step: int) -> int:
+        return step // self._plan.batches.steps_per_epoch
+
+    def _step_before(self, step: int) -> int:
+        """Of the evaluation before."""
+        cadence = self._plan.evaluate
+        every = cadence.count * (self._plan.batches.steps_per_epoch if cadence.unit == "epoch" else 1)
+        return max(0, step - 1) // every * every
+
+    def _measure(
+        self, stage: str, role: Role, step: int, occasion: Occasion, interrupted: Asked = _never
+    ) -> dict[str, float]:
+        if not surveys(self._parts.task):
+            return {}
+        survey = Survey(
+            stage, self._warn, self._parts.forward("predict", {}), role, occasion, lambda: self._reducer_of(role),
+            interrupted,
+        )  # fmt: skip
+        values = survey.metrics()
+        if survey.exhibits:
+            self._observers.notify(Exhibited(step, self._epoch(max(0, step - 1)), survey.shown()))
+        return values
+
+    def _warn(self, text: str) -> None:
+        self._observers.note(text, "warning")
+
+
+class Store:
+    """Arrays under names: held in memory, or in a folder, where they need no memory while they grow.
+
+    A context: what is in the folder gets its name when all is there, and else is removed.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """With a folder, each array is a .npy file there, and single numbers are together in numbers.json."""
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self._folder = folder
+        self._aside: Path | None = None
+
+    def __enter__(self) -> "Store":
+        if self._folder is not None:
+            sweep(self._folder, ASIDE)
+            with failures_in_words(self._folder):
+                self._aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=self._folder))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._aside is not None:
+            shutil.rmtree(self._aside, ignore_errors=True)
+
+    def new(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+        """An array to be filled."""
+        if self._folder is None or self._aside is None:
+            self.arrays[name] = np.empty(shape, dtype)
+        else:
+            path = self._aside / f"{name}.npy"
+            with failures_in_words(self._folder / f"{name}.npy"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self.arrays[name] = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), tuple(shape))
+                _reserve(path)
+        return self.arrays[name]
+
+    def put(self, name: str, values: Any) -> None:
+        """An array, or a number, as it is."""
+        found = np.asarray(values)
+        if self._folder is None or not found.ndim:
+            self.arrays[name] = found
+        else:
+            self.new(name, found.shape, found.dtype)[...] = found
+
+    def finish(self) -> dict[str, Tensor]:
+        """Everything, once it is all there."""
+        numbers = {name: array.item() for name, array in self.arrays.items() if not array.ndim}
+        for array in self.arrays.values():
+            if isinstance(array, np.memmap):
+                array.flush()
+        if self._folder is not None and self._aside is not None:
+            with failures_in_words(self._folder):
+                if numbers:
+                    (self._aside / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n")
+                _name_files(self._aside, self._folder)
+        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+
+
+def _name_files(aside: Path, folder: Path) -> None:
+    """Bring files to the disk, and then to where they belong."""
+    written = sorted(path for path in aside.rglob("*") if path.is_file())
+    for path in written:
+        sync_file(path)
+    for path in written:
+        final = folder / path.relative_to(aside)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(final)
+        sync_folder(final.parent)
+
+
+def _reserve(path: Path) -> None:
+    """Take the room on the disk now: a mapped file that finds none later ends the process without a word."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+def stored(task: Any, transforms: Sequence[Any], values: Any) -> Any:
+    """A prediction in the units of the stored targets, where these are scaled for training."""
+    return TargetUnits(task, transforms).stored(values) if isinstance(values, Tensor) else values
+
+
+def surveys(task: Any) -> bool:
+    """Whether a task has metrics of all data together."""
+    return overrides(task, "survey")
+
+
+def concludes(task: Any) -> bool:
+    """Whether a task has its own way to write predictions."""
+    return overrides(task, "conclude")

@@ -1,0 +1,144 @@
+"""What a training shows besides numbers: its inputs, the distributions of its parameters, the results of its task."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from isoscale.data import rng as keyed
+from isoscale.data.batches import Batch, map_tensors
+from isoscale.data.mixture import Mixture
+from isoscale.data.rng import StepRandom
+from isoscale.data.sources import Source, own_copy
+from isoscale.engine.assembly import Assembly
+from isoscale.engine.diagnose.layers import Model, look_at
+from isoscale.engine.evaluation import show_results
+from isoscale.engine.lightning.loaders import seeded
+from isoscale.engine.lightning.overrides import overrides
+from isoscale.engine.splits import Role
+from isoscale.engine.step.step import cast
+from isoscale.engine.task import Task
+from isoscale.observe.config import Observe
+from isoscale.observe.events import Exhibited
+from isoscale.observe.figures import Exhibit, Histogram
+from isoscale.observe.observers import Observers
+from isoscale.parallel.collectives import ALONE, Ranks
+
+NUM_BINS = 64
+NUM_SHOWN = 16
+
+
+class Exhibition:
+    """Shows a training to those who want to see more than numbers."""
+
+    def __init__(self, parts: Assembly, section: Observe, observers: Observers, ranks: Ranks = ALONE) -> None:
+        """What is shown of `parts` follows from the recipe's section."""
+        self._ranks = ranks
+        self._parts = parts
+        self._observers = observers
+        self.distributions = section.tensorboard == 2
+        """Whether the distributions of parameters and gradients are wanted; only TensorBoard draws them."""
+        self.wanted = self.distributions or bool(section.loggers)
+        """Whether anybody looks at exhibits."""
+
+    def begin(self, step: int) -> None:
+        """At the start of a run: some training samples, and the network."""
+        if self.wanted and step == 0:
+            network = look(self._parts).network()
+            self._show(0, 0, {**_inputs(self._parts), **({"model": network} if network else {})})
+
+    def evaluated(self, step: int, epoch: int, role: Role, loss_weights: Mapping[str, float]) -> None:
+        """After an evaluation: figures of the task, and distributions of parameters and gradients."""
+        if not self.wanted:
+            return
+        parts = self._parts
+        shown = distributions(parts.task, _gradient_scale(parts)) if self.distributions else {}
+        with parts.average.swapped_in() if parts.average else nullcontext():
+            shown.update(_named("val", show_results(parts.forward("predict", loss_weights), role, self._ranks)))
+        parts.train_stage.enter()
+        self._show(step, epoch, shown)
+
+    def _show(self, step: int, epoch: int, shown: dict[str, Exhibit]) -> None:
+        if shown:
+            self._observers.notify(Exhibited(step, epoch, shown))
+
+
+def look(parts: Assembly) -> Model:
+    """The model's layers, seen at work on two samples; a LightningModule's hooks are not called for that."""
+    forward = parts.forward("predict", {})
+
+    def predict() -> None:
+        try:
+            with parts.precision.applied():
+                forward.compute(_sample_of(parts, 2), 0)
+        finally:
+            parts.train_stage.enter()
+
+    return look_at(parts.task, predict if isinstance(parts.task, Task) else None)
+
+
+def _inputs(parts: Assembly) -> dict[str, Exhibit]:
+    """What the task shows of some training samples as the network sees them, augmentation included."""
+    if not overrides(parts.task, "show_inputs"):
+        return {}
+    batch = map_tensors(_sample_of(parts, NUM_SHOWN, parts.random), lambda tensor: tensor.cpu())
+    return _named("train", parts.task.show_inputs(parts.train.source, batch))
+
+
+def _sample_of(parts: Assembly, count: int, random: StepRandom | None = None) -> Batch:
+    device, dtype = parts.accelerator.device, parts.precision.dtype
+    return sample(parts.train.source, count, parts.transforms, device, dtype, random)
+
+
+def _gradient_scale(parts: Assembly) -> float:
+    """What fp16 has multiplied the gradients by; clipping has undone it already."""
+    step = parts.step
+    return float(step.scaler.get_scale()) if step is not None and step.scaler is not None and step.clip is None else 1.0
+
+
+def distributions(task: nn.Module, gradient_scale: float = 1.0) -> dict[str, Exhibit]:
+    """Histograms of every parameter and of its last gradient; those that hold no finite number are left out."""
+    shown: dict[str, Exhibit] = {}
+    for name, parameter in task.named_parameters():
+        gradient = parameter.grad
+        shown.update(_histogram(f"parameters/{name}", parameter.detach()))
+        if gradient is not None:
+            shown.update(_histogram(f"gradients/{name}", gradient / gradient_scale))
+    return shown
+
+
+def _histogram(name: str, values: Tensor) -> dict[str, Exhibit]:
+    finite = values[torch.isfinite(values)].float()
+    if not finite.numel():
+        return {}
+    low, high = float(finite.min()), float(finite.max())
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    counts = torch.histc(finite, NUM_BINS, low, high).cpu().numpy().astype(np.float64)
+    return {name: Histogram(counts, np.linspace(low, high, NUM_BINS + 1))}
+
+
+def _named(stage: str, shown: Mapping[str, Exhibit]) -> dict[str, Exhibit]:
+    return {f"{stage}/{name}": exhibit for name, exhibit in shown.items()}
+
+
+def sample(
+    source: Source, count: int, transforms: Sequence[Any], device: torch.device, dtype: torch.dtype,
+    random: StepRandom | None = None,
+) -> Batch:  # fmt: skip
+    """The first samples of a source, or of its first system, as the network sees them.
+
+    With `random`, they are augmented as in a first step.
+    """
+    first = source.systems[0] if isinstance(source, Mixture) else source
+    indices = torch.arange(min(count, len(first)))
+    with seeded(0), keyed.use(random):
+        if random is not None:
+            random.step, random.samples = 0, indices.to(device)
+        batch = map_tensors(own_copy(source, source.fetch(indices)), lambda tensor: tensor.to(device))
+        for transform in transforms:
+            batch = transform(batch)
+    return cast(batch, dtype)

@@ -1,0 +1,103 @@
+"""Hooks around a batch (its start and end, what follows its transfer), for the tasks that define them."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoscale.engine.lightning.module import is_lightning_module
+from isoscale.engine.lightning.overrides import overrides
+from isoscale.errors import UserError
+
+_STAGES = {"train": "train", "val": "validation", "test": "test", "predict": "predict"}
+
+
+def around(task: Any, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The task's step method with the hooks around it that the task defines: itself, if there are none."""
+    names = [f"on_{_STAGES[stage]}_batch_{end}" for end in ("start", "end")]
+    called = _with_index(task, method)
+    if not any(overrides(task, name) for name in (*names, "on_after_batch_transfer")):
+        return called
+    start, end = (getattr(task, name) if overrides(task, name) else None for name in names)
+    transfer = task.on_after_batch_transfer if overrides(task, "on_after_batch_transfer") else None
+    return AroundBatch(called, transfer, start, end, stage)
+
+
+def _with_index(task: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A step method that takes the batch alone is called with it alone."""
+    if not is_lightning_module(task):
+        return method
+    parameters = list(inspect.signature(method).parameters.values())
+    if any(parameter.name == "dataloader_iter" for parameter in parameters):
+        raise UserError(f"{method.__name__}(dataloader_iter) reads its loader itself; take (batch, batch_idx) instead")
+    if len(parameters) == 1 and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        return lambda batch, batch_idx: method(batch)
+    return method
+
+
+class AroundBatch:
+    """A step method between the hooks of a batch. The end of a training batch comes after the update, elsewhere."""
+
+    def __init__(self, method: Callable[..., Any], transfer: Any, start: Any, end: Any, stage: str) -> None:
+        """Hooks that are None are not called."""
+        self.method = method
+        self._transfer = transfer
+        self._start = start
+        self._end = end
+        self._training = stage == "train"
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the last batch."""
+        self.output: Any = None
+        self.batch: Any = None
+        self.batch_idx = 0
+
+    def __call__(self, batch: Any, batch_idx: int) -> Any:
+        """Call the step method and what the task wants around it."""
+        if self._transfer is not None:
+            batch = self._transfer(batch, 0)
+        if self._start is not None and self._start(batch, batch_idx) == -1:
+            raise UserError("on_train_batch_start returned -1, to skip the rest of the epoch: use train.steps instead")
+        output = self.method(batch, batch_idx)
+        if self._training and self._end is not None:
+            self.batch, self.batch_idx, self.output = batch, batch_idx, _told(output)
+        elif self._end is not None:
+            self._end(output, batch, batch_idx)
+        return output
+
+
+def _told(output: Any) -> Any:
+    """The output of a training step as `on_train_batch_end` gets it: a dict with the loss, without its graph."""
+    if isinstance(output, Tensor):
+        return {"loss": output.detach()}
+    if isinstance(output, dict):
+        return {key: value.detach() if isinstance(value, Tensor) else value for key, value in output.items()}
+    return output
+
+
+def compiled(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """A step method compiled; the hooks around it stay as they are."""
+    if isinstance(compute, AroundBatch):
+        compute.method = _compiled(compute.method)
+        return compute
+    return _compiled(compute)
+
+
+def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    made = torch.compile(method, dynamic=False)
+
+    def run(*arguments: Any) -> Any:
+        try:
+            return made(*arguments)
+        except BackendCompilerFailed as error:
+            reason = (str(getattr(error, "inner_exception", error)).splitlines() or [""])[0]
+            raise UserError(
+                f"torch.compile cannot compile this step ({reason}); use train.program=auto, which needs no compiler"
+            ) from error
+
+    return run

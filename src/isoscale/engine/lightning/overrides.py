@@ -1,0 +1,13 @@
+"""Whether a user's class, rather than a framework's, defines a method."""
+
+from typing import Any
+
+_FRAMEWORKS = (
+    "lightning.pytorch.core", "pytorch_lightning.core", "lightning.fabric", "lightning_fabric", "isoscale.engine.task"
+)  # fmt: skip
+
+
+def overrides(owner: Any, name: str) -> bool:
+    """Whether the class of `owner` has a method of its own under a name that frameworks define as well."""
+    found = next((cls for cls in type(owner).__mro__ if name in vars(cls)), None)
+    return found is not None and not found.__module__.startswith(_FRAMEWORKS)

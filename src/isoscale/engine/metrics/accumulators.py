@@ -1,0 +1,203 @@
+"""Accumulators for losses and metrics that live on the device and are read back once in a while.
+
+A name's sum lives in a float64 slot on the device; so does its weight, unless it is a plain number: that is counted on
+the host, where it costs no operation. Slots run from the start of an epoch; a logging window is the difference of two
+readings.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from isoscale.engine.metrics.weighted_sum import Pair
+from isoscale.errors import UserError
+
+MAX_NAMES = 256
+
+
+class Recorded(NamedTuple):
+    """What is recorded."""
+
+    names: list[str]
+    """In the order of their slots."""
+    roots: frozenset[str]
+    """Those of which the root of the mean is shown."""
+
+
+class Recorder:
+    """Running (sum, weight) pairs by name, for one stage (train, val or test)."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Empty accumulators on a device."""
+        # MPS has no float64
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._buffer = torch.zeros(2, MAX_NAMES, dtype=dtype, device=device)
+        self._sums = list(self._buffer[0].unbind())
+        self._weights = list(self._buffer[1].unbind())
+        self._slots: dict[str, int] = {}
+        self.counted: list[float] = []
+        """Weights counted on the host, by slot."""
+        self.roots: set[str] = set()
+        """Names of which the root of the mean is shown."""
+        self._shard: Tensor | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names recorded so far."""
+        return list(self._slots)
+
+    @property
+    def buffer(self) -> Tensor:
+        """Sums and device weights (2, MAX_NAMES)."""
+        return self._buffer
+
+    def add(self, name: str, pair: Pair) -> None:
+        """Add a pair to a name's accumulator; never waits for the device."""
+        slot = self._slots.get(name)
+        if slot is None:
+            slot = self._new_slot(name)
+        if self._shard is not None:
+            pair.add_to(self._shard[0, slot])
+            self._shard[1, slot].add_(pair.weight.detach() if isinstance(pair.weight, Tensor) else pair.weight)
+            return
+        pair.add_to(self._sums[slot])
+        if isinstance(pair.weight, Tensor):
+            self._weights[slot].add_(pair.weight.detach())
+        else:
+            self.counted[slot] += pair.weight
+
+    def _new_slot(self, name: str) -> int:
+        if len(self._slots) == MAX_NAMES - 1:  # the last slot is the flag's
+            raise UserError(f"more than {MAX_NAMES - 1} names are logged; {name!r} is one too many")
+        self._slots[name] = len(self.counted)
+        self.counted.append(0.0)
+        return self._slots[name]
+
+    def fresh(self) -> Tensor:
+        """Empty accumulators."""
+        return torch.zeros_like(self._buffer)
+
+    def begin_shard(self, accumulators: Tensor | None = None) -> Tensor:
+        """Collect what follows in accumulators of its own, which travel through a reduction."""
+        self._shard = self.fresh() if accumulators is None else accumulators
+        return self._shard
+
+    def end_shards(self, total: Tensor) -> None:
+        """Add the sum over all shards."""
+        self._shard = None
+        self._buffer.add_(total)
+
+    @property
+    def recorded(self) -> Recorded:
+        """What this rank has recorded so far."""
+        return Recorded(self.names, frozenset(self.roots))
+
+    def agree(self, every: Sequence[Recorded], shards: Iterable[Tensor] = ()) -> None:
+        """Give each name the slot that it has on all ranks: some met names in another order, or without samples none.
+
+        `shards` are accumulators of this rank that are still to be added up.
+        """
+        before, counted = self.names, self.counted
+        self.roots.update(*(each.roots for each in every))
+        names = dict.fromkeys(name for each in every for name in each.names)
+        if list(names) == before:
+            return
+        self._slots, self.counted = {}, []
+        slots = {name: self._new_slot(name) for name in names}
+        for tensor in (self._buffer, *shards):
+            own = tensor[:, : len(before)].clone()
+            tensor.zero_()
+            tensor[:, [slots[name] for name in before]] = own
+        for name, weight in zip(before, counted, strict=True):
+            self.counted[slots[name]] = weight
+
+    def means(self, total: Tensor, names: list[str]) -> dict[str, Tensor]:
+        """The means of names in the sum over shards, on the device."""
+        means = total[0] / total[1]
+        return {name: means[self._slots[name]] for name in names}
+
+    def read(self, flag: Tensor | None = None, count: Tensor | None = None) -> "Reading":
+        """Start copying the accumulators, a flag and a count with them, to the host; does not wait for them."""
+        if flag is not None:
+            self._weights[-1].copy_(flag)
+        if count is not None:
+            self._sums[-1].copy_(count)
+        return Reading(self.names, list(self.counted), self._buffer)
+
+    def shown(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Means as people see them."""
+        return {name: math.sqrt(max(value, 0.0)) if name in self.roots else value for name, value in means.items()}
+
+    def reset(self) -> None:
+        """Set every accumulator to zero."""
+        self._buffer.zero_()
+        self.counted = [0.0] * len(self.counted)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What continuing needs."""
+        return {"buffer": self._buffer}, {"names": self.names, "counted": self.counted, "roots": sorted(self.roots)}
+
+    def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Take over a state."""
+        self._buffer.copy_(tensors["buffer"])
+        self._slots = {name: slot for slot, name in enumerate(values["names"])}
+        self.counted = list(values["counted"])
+        self.roots = set(values.get("roots", ()))
+
+
+class Reading:
+    """A copy of the accumulators on its way to the host."""
+
+    def __init__(self, names: list[str], counted: list[float], buffer: Tensor) -> None:
+        """Enqueue the copy, behind the steps that were enqueued before."""
+        self._names = names
+        self._counted = counted
+        self._event = None
+        if buffer.device.type == "cuda":
+            self._copy = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+            self._copy.copy_(buffer, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._copy = buffer.cpu() if buffer.device.type != "cpu" else buffer.clone()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the copy needs no waiting for."""
+        return self._event is None
+
+    @property
+    def flag(self) -> bool:
+        """The flag that was read with the accumulators."""
+        self._arrive()
+        return bool(self._copy[1, -1] != 0)
+
+    @property
+    def count(self) -> int:
+        """The count that was read with the accumulators."""
+        self._arrive()
+        return int(self._copy[0, -1])
+
+    def _arrive(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+    def pairs(self) -> dict[str, tuple[float, float]]:
+        """(sum, weight) by name; waits for the copy if it is still under way."""
+        self._arrive()
+        sums, weights = self._copy[:, : len(self._names)].tolist()
+        totals = (counted + weight for counted, weight in zip(self._counted, weights, strict=True))
+        return dict(zip(self._names, zip(sums, totals, strict=True), strict=True))
+
+
+def means(pairs: Mapping[str, tuple[float, float]], before: Mapping[str, tuple[float, float]] = {}) -> dict[str, float]:
+    """The means of pairs, or of what was added to them since `before`; a name with no weight is left out."""
+    found = {}
+    for name, (total, weight) in pairs.items():
+        earlier_total, earlier_weight = before.get(name, (0.0, 0.0))
+        if weight != earlier_weight:
+            found[name] = (total - earlier_total) / (weight - earlier_weight)
+    return found

@@ -1,0 +1,1 @@
+"""Optimizers, learning rate schedules and the moving average of the weights."""

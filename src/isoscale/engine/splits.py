@@ -1,0 +1,331 @@
+"""The data of a stage: its source, the plan of its batches, and the feed that delivers them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from isoscale.data.batches import BatchPlan, Plan
+from isoscale.data.config import Data, WindowShuffle
+from isoscale.data.feeds.feed import Feed, Indices
+from isoscale.data.feeds.host import Fetcher, HostFeed
+from isoscale.data.feeds.residency import Place, Residency, choose, make_feed
+from isoscale.data.feeds.workers import WorkerPool, count_workers, start_method, why_not_sent
+from isoscale.data.mixture import (
+    DrawnOrder,
+    Mixture,
+    MixtureFeed,
+    MixturePlan,
+    OneAfterTheOther,
+    RandomDraws,
+    system_batch_sizes,
+    system_probabilities,
+)
+from isoscale.data.order import Order
+from isoscale.data.samples import InProcess, is_dataset
+from isoscale.data.sources import Source, Sources, Subset, as_source, has_roles
+from isoscale.data.window_order import WindowOrder
+from isoscale.engine.config import Limit
+from isoscale.engine.device import Accelerator, host_memory
+from isoscale.engine.lightning.loaders import Loaded, LoadedData, SamplerOrder, is_data_module, known_order
+from isoscale.engine.settings import Settings
+from isoscale.errors import UserError
+from isoscale.parallel.collectives import ALONE, Ranks
+from isoscale.system.machine import usable_cores
+from isoscale.system.printing import echo
+
+
+@dataclass
+class Role:
+    """What one stage reads."""
+
+    source: Source
+    plan: Plan
+    residency: Place
+    feed: Feed
+    loaded: LoadedData | None = None
+    """Where the loaders came from."""
+    order: Indices | None = None
+    """Of all its samples; None for a mixture, whose systems have orders of their own."""
+
+
+@dataclass
+class Wanted:
+    """A role's source and how it wants to be read."""
+
+    source: Source
+    batch_size: int
+    shuffle: bool | WindowShuffle
+    drop_last: bool
+    sampler: Any = None
+
+
+class RoleMaker:
+    """Makes the roles of a run from what the user gave as data."""
+
+    def __init__(
+        self, data: Any, settings: Settings, accelerator: Accelerator, ranks: Ranks = ALONE, num_shards: int = 1,
+        loader_ranks: int = 1,
+    ) -> None:  # fmt: skip
+        """Data is `Sources`, a LightningDataModule or loader, or anything that `as_source` takes for training.
+
+        Batches are cut into `num_shards` and shared out among the ranks. A loader's batch is that of one rank, and
+        `loader_ranks` of them make a whole one.
+        """
+        self._settings = settings
+        self._loader_ranks = loader_ranks
+        self._plan_of = partial(BatchPlan, num_shards=num_shards, rank=ranks.rank, world=ranks.world)
+        self._accelerator = accelerator
+        self._loaded = data if isinstance(data, LoadedData) else None
+        if is_data_module(data):
+            self._loaded = LoadedData(data, ranks)
+        self._sources = None if self._loaded else data if has_roles(data) else Sources(train=data)
+
+    @property
+    def unused(self) -> list[str]:
+        """Keys of the data section that say something, where loaders say it themselves."""
+        section, plain = self._settings.data, Data()
+        keys = ("batch_size", "shuffle", "drop_last") if self._loaded is not None else ()
+        return [f"data.{key}" for key in keys if getattr(section, key) != getattr(plain, key)]
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is test data, as far as can be told: loaders are not made to find out."""
+        return self._loaded is not None or getattr(self._sources, "test", None) is not None
+
+    def others(self, name: str) -> list[str]:
+        """The other roles that there is data for."""
+        roles = [role for role in ("train", "val", "test", "predict") if role != name]
+        if self._loaded is not None:
+            return [role for role in roles if self._loaded.offers(role)]
+        return [role for role in roles if getattr(self._sources, role, None) is not None]
+
+    def train(self, num_micro: int = 1, decided: Residency = "auto") -> Role:
+        """The training data, in the order of the recipe; `decided` is where it lived at the first start."""
+        wanted = self._wanted("train")
+        if wanted is None:
+            raise UserError("there is no training data")
+        if isinstance(wanted.source, Mixture):
+            limit = self._settings.train.limit_train_batches
+            return self._mixture(wanted.source, self._settings.seed, limit, num_micro, decided)
+        source = self._overfit(self._subset(wanted.source), wanted.batch_size)
+        order = self._order(source, wanted)
+        plan = self._plan(source, wanted, order, self._settings.train.limit_train_batches, num_micro)
+        return self._role(source, plan, order, decided)
+
+    def evaluation(self, name: str, limit: Limit = None, by_row: bool = False) -> Role | None:
+        """Validation, test or prediction data, in the order of the source; None if there is none.
+
+        With `by_row` people tell rows apart by their order, so that it must not be drawn at random.
+        """
+        wanted = self._wanted(name)
+        if wanted is not None and isinstance(wanted.source, Mixture):
+            return self._mixture(wanted.source, None, limit)
+        if name == "val" and self._settings.train.overfit_batches is not None:
+            wanted = self._wanted("train")
+            assert wanted is not None
+            wanted.source = self._overfit(self._subset(wanted.source), wanted.batch_size)
+        if wanted is None:
+            return None
+        if not len(wanted.source):
+            raise UserError(f"the {name} data has no samples: it needs at least one row")
+        order: Indices = Order(len(wanted.source), 0, shuffle=False)
+        if wanted.sampler is not None and self._settings.train.overfit_batches is None:
+            sampler = known_order(wanted.sampler) if by_row else wanted.sampler
+            order = SamplerOrder(sampler, self._settings.seed)  # it may stand for a part of the dataset
+        if not order.num_samples:
+            raise UserError(f"the sampler of the {name} data gives no samples: it needs at least one")
+        size = self._settings.data.eval_batch_size or max(wanted.batch_size, getattr(wanted.source, "rows_at_once", 0))
+        size = min(size, order.num_samples)
+        return self._role(wanted.source, limited(self._plan_of(order.num_samples, size), limit), order)
+
+    def _mixture(
+        self, mixture: Mixture, seed: int | None, limit: Limit, num_micro: int = 1, decided: Residency = "auto",
+    ) -> Role:  # fmt: skip
+        """Batches of several systems: drawn at random for a seed, else one system after the other."""
+        section = self._settings.data
+        training = seed is not None
+        self._check_for_mixture()
+        wanted = section.batch_size if training else section.eval_batch_size or section.batch_size
+        if isinstance(wanted, list) and not training and len(wanted) != len(mixture.systems):
+            wanted = max(wanted)  # the list is for the systems that are trained on
+        sizes = system_batch_sizes(mixture, wanted)
+        drop_last = section.drop_last and training
+        plans = [
+            self._plan_of(len(system), size, drop_last, num_micro=num_micro)
+            for system, size in zip(mixture.systems, sizes, strict=True)
+        ]
+        num_batches_of = [plan.steps_per_epoch for plan in plans]
+        orders = [self._system_order(number, system, seed) for number, system in enumerate(mixture.systems)]
+        residency = self._residency(mixture, decided)
+        if not training:
+            plan = limited(MixturePlan(plans, OneAfterTheOther(num_batches_of)), limit)
+            return Role(mixture, plan, residency, self._feed_of(mixture, plan, residency, orders), self._loaded)
+        draws = RandomDraws(seed or 0, system_probabilities(mixture.probabilities, num_batches_of))
+        is_whole = all(plan.num_samples % plan.batch_size == 0 for plan in plans) and len(set(sizes)) == 1
+        plan = limited(MixturePlan(plans, draws, alike=is_whole and mixture.joined is not None), limit)
+        if mixture.joined is None or not is_whole:
+            return Role(mixture, plan, residency, self._feed_of(mixture, plan, residency, orders), self._loaded)
+        order = DrawnOrder(draws, orders, mixture.starts.tolist(), sizes[0])
+        feed = make_feed(residency, mixture.joined, order, plan, self._device)
+        return Role(mixture, plan, residency, feed, self._loaded)
+
+    def _feed_of(
+        self, mixture: Mixture, plan: MixturePlan, residency: Place, orders: Sequence[Indices]
+    ) -> MixtureFeed:  # fmt: skip
+        feeds = [
+            make_feed(residency, system, order, own, self._device)
+            for system, order, own in zip(mixture.systems, orders, plan.plans, strict=True)
+        ]
+        return MixtureFeed(mixture, plan, feeds)
+
+    def _check_for_mixture(self) -> None:
+        """Refuse what is said about one source, rather than pass over it."""
+        section = self._settings.data
+        said = {
+            "data.samples_per_epoch": section.samples_per_epoch is not None,
+            "data.shuffle with blocks and windows": not isinstance(section.shuffle, bool),
+            "data.subset": section.subset is not None,
+            "train.overfit_batches": self._settings.train.overfit_batches is not None,
+        }
+        for key in (key for key, is_said in said.items() if is_said):
+            raise UserError(f"{key} is for one source, not for a mixture of systems; leave it out")
+
+    def _system_order(self, number: int, system: Source, seed: int | None) -> Indices:
+        shuffled = seed is not None and bool(self._settings.data.shuffle)
+        return Order(len(system), seed or 0, shuffled, purpose=f"order of system {number}")
+
+    @property
+    def _device(self) -> torch.device:
+        return self._accelerator.device
+
+    def _residency(self, source: Source, decided: Residency) -> Place:
+        wanted = self._settings.data.residency
+        wanted = decided if wanted == "auto" else wanted
+        return choose(source, wanted, self._accelerator.total_memory, host_memory())
+
+    def _wanted(self, role: str) -> Wanted | None:
+        section: Data = self._settings.data
+        if self._loaded is not None:
+            loaded = self._loaded.role(role)
+            if loaded is None:
+                return None
+            size = loaded.batch_size * self._loader_ranks
+            return Wanted(loaded.source, size, loaded.shuffle, loaded.drop_last, loaded.sampler)
+        given = getattr(self._sources, role, None)
+        if given is None:
+            return None
+        source = as_source(given)
+        return Wanted(source, _one_size(source, section.batch_size), section.shuffle, section.drop_last)
+
+    def _subset(self, source: Source) -> Source:
+        subset = self._settings.data.subset
+        if subset is None:
+            return source
+        count = subset if isinstance(subset, int) else max(1, round(subset * len(source)))
+        if count > len(source):
+            raise UserError(f"data.subset asks for {count} samples, but there are {len(source)}")
+        return Subset(source, Order(len(source), 0, purpose="subset").indices(0, count))
+
+    def _overfit(self, source: Source, batch_size: int) -> Source:
+        limit = self._settings.train.overfit_batches
+        if limit is None:
+            return source
+        batches = -(-len(source) // batch_size)
+        count = min(len(source), batch_size * num_batches(limit, batches))
+        return Subset(source, Order(len(source), self._settings.seed, purpose="overfit").indices(0, count))
+
+    def _order(self, source: Source, wanted: Wanted) -> Indices:
+        if wanted.sampler is not None:
+            if source is not wanted.source:
+                raise UserError("the loader has a sampler of its own: data.subset and train.overfit_batches need none")
+            return SamplerOrder(wanted.sampler, self._settings.seed)
+        if isinstance(wanted.shuffle, WindowShuffle):
+            blocks = wanted.shuffle
+            return WindowOrder(len(source), self._settings.seed, blocks.samples_per_block, blocks.blocks_per_window)
+        return Order(len(source), self._settings.seed, wanted.shuffle)
+
+    def _plan(self, source: Source, wanted: Wanted, order: Indices, limit: Limit, num_micro: int) -> BatchPlan:
+        if wanted.batch_size > order.num_samples:
+            raise UserError(
+                f"data.batch_size is {wanted.batch_size}, but there are only {order.num_samples} training samples; "
+                f"use data.batch_size={order.num_samples} or less"
+            )
+        drawn = self._settings.data.samples_per_epoch or order.num_samples
+        if wanted.batch_size > drawn:
+            raise UserError(
+                f"data.samples_per_epoch is {drawn}, less than one batch (data.batch_size is {wanted.batch_size}); "
+                f"use data.samples_per_epoch={wanted.batch_size} or more"
+            )
+        return limited(self._plan_of(drawn, wanted.batch_size, wanted.drop_last, num_micro=num_micro), limit)
+
+    def _role(self, source: Source, plan: BatchPlan, order: Indices, decided: Residency = "auto") -> Role:
+        residency = self._residency(source, decided)
+        feed = make_feed(residency, source, order, plan, self._device)
+        return Role(source, plan, residency, feed, self._loaded, order)
+
+
+def _one_size(source: Source, wanted: Any) -> int:
+    """The batch size of a source; a mixture has several and looks for itself."""
+    if isinstance(wanted, int) or isinstance(source, Mixture):
+        return wanted if isinstance(wanted, int) else 0
+    raise UserError(f"data.batch_size is {wanted}, which is for a mixture of systems; give one number")
+
+
+def num_batches(limit: Limit, total: int) -> int:
+    """A limit as a number of batches: at least one, at most all."""
+    if limit is None:
+        return total
+    wanted = limit if isinstance(limit, int) else round(limit * total)
+    return max(1, min(total, wanted))
+
+
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
+
+def limited(plan: AnyPlan, limit: Limit) -> AnyPlan:
+    """A plan with at most so many batches per epoch."""
+    return plan.limited(num_batches(limit, plan.steps_per_epoch))
+
+
+def read_dataset(
+    role: Role, name: str, settings: Settings, device: torch.device, say: Callable[[str], None], ranks: Ranks
+) -> None:
+    """Let the dataset of a role be read by the worker processes that the recipe, or the loader, asks for."""
+    if isinstance(role.feed, HostFeed) and is_dataset(role.source):
+        loaded = role.loaded.role(name) if role.loaded is not None else None
+        cores = max(1, int(usable_cores() / ranks.num_here))
+        warn = partial(_warn, say, ranks)
+        role.feed.read_with(_fetcher(role.source, loaded, settings, device, say, cores, warn))
+    elif name == "train" and settings.data.workers not in ("auto", 0):
+        say("data.workers is not used: worker processes are for a Dataset, which is read sample by sample")
+
+
+def _fetcher(
+    source: Source, loaded: Loaded | None, settings: Settings, device: torch.device, say: Callable[[str], None],
+    cores: int, warn: Callable[[str], None],
+) -> Fetcher:  # fmt: skip
+    asked, method = settings.data.workers, start_method(device)
+    count = count_workers(asked, loaded.num_workers if loaded else None, cores)
+    why = why_not_sent(source) if count and method == "spawn" else None
+    if why is not None and asked != "auto":
+        raise UserError(
+            f"data.workers is {asked}, but the dataset cannot be sent to another process: {why}. Move it, its "
+            "transforms and its collate function from the script or function into a module, or use data.workers=0"
+        )
+    if why is not None:
+        say(f"the dataset is read in the training process, because it cannot be sent to another one: {why}")
+    if why is not None or not count:
+        return InProcess(source, settings.seed)
+    if loaded is not None and loaded.prepares_workers:
+        say("the loader's worker_init_fn is not called: every sample has its own seeds")
+    return WorkerPool(source, settings.seed, count, method, warn)
+
+
+def _warn(say: Callable[..., None], ranks: Ranks, text: str) -> None:
+    """Tell the user; of a rank whose words are not shown, whoever keeps its stderr."""
+    say(text, "warning")
+    if not ranks.is_first:
+        echo(f"{ranks.name(ranks.rank)}: {text}", err=True)

@@ -1,0 +1,90 @@
+"""Saving while the training goes on: a copy of the state is made in its way, and written in a thread beside it."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+from types import TracebackType
+
+from isoscale.engine.state.checkpoint import Checkpoints, State
+from isoscale.engine.state.host_snapshot import Staged, Staging
+from isoscale.errors import Stopped
+
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+
+
+class Saver:
+    """Writes one checkpoint at a time; what goes wrong is raised in the thread of the caller.
+
+    Leaving it as a context waits for what is being written, unless by Ctrl-C: the writer never keeps a process alive.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, sync_log: Callable[[], None] = lambda: None) -> None:
+        """Save to `checkpoints`; `sync_log` brings to the disk what a checkpoint relies on, before it gets its name."""
+        self._checkpoints = checkpoints
+        self._sync_log = sync_log
+        self._staging = Staging()
+        self._thread: Thread | None = None
+        self._failure: BaseException | None = None
+        self.newest: tuple[int, Staged, bool] | None = None
+        """Step and state of the last checkpoint, and whether it was the best; the next one takes its place."""
+        self.longest = 0.0
+        """Seconds that a checkpoint took, from the copy to the disk."""
+
+    def save(self, step: int, state: State, best: bool = False) -> None:
+        """Copy the state, after waiting for the last one to be written, and leave the rest to the writer."""
+        self.wait()
+        self._began = time.perf_counter()
+        self.newest = None
+        staged = self._staging.stage(*state)
+        self.newest = step, staged, best
+        self._thread = Thread(target=self._write, args=(step, staged, best), name="isoscale-saver", daemon=True)
+        with _signals_blocked():
+            self._thread.start()
+
+    def check(self) -> None:
+        """Raise what the writer ran into, if it has ended."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on the disk."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Stopped):
+            self.wait()
+        elif isinstance(error, Exception):
+            try:
+                self.wait()
+            except Exception as failure:
+                error.add_note(str(failure))  # what went wrong first is what the user reads first
+
+    def _write(self, step: int, staged: Staged, best: bool) -> None:
+        try:
+            staged.wait()
+            self._checkpoints.write(step, staged, best, self._sync_log)
+            self.longest = max(self.longest, time.perf_counter() - self._began)
+        except BaseException as error:
+            self._failure = error
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """A thread that starts here gets no signals: the main thread must wake up for them, and nothing else may."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,240 @@
+"""Which step program a training runs, and why; the program and its step, put together."""
+
+import random as python_random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from isoscale.data.hashing import derive_key
+from isoscale.data.sources import is_vectorised
+from isoscale.engine.assembly import Assembly
+from isoscale.engine.device import Accelerator
+from isoscale.engine.lightning import hooks
+from isoscale.engine.lightning import manual_optimization as manual
+from isoscale.engine.lightning.batch_hooks import AroundBatch, compiled
+from isoscale.engine.lightning.module import TrainerView
+from isoscale.engine.settings import Decisions, Settings
+from isoscale.engine.splits import read_dataset
+from isoscale.engine.step.cuda_graph import GraphedProgram
+from isoscale.engine.step.ddp import Overlap
+from isoscale.engine.step.programs import EagerProgram, Inputs, ManualProgram, Program
+from isoscale.engine.step.step import Forward, Step
+from isoscale.errors import UserError
+from isoscale.parallel.reduction import Reducer
+
+AUTO_STEPS_PER_LAUNCH = 50
+
+
+@dataclass
+class ProgramMaker:
+    """Chooses and builds the program of a training."""
+
+    parts: Assembly
+    forward: Forward
+    optimizers: list[Any]
+    settings: Settings
+    decided: Decisions
+    num_steps: int
+    view: TrainerView
+    say: Callable[[str], None]
+    reducer: Reducer
+
+    def __post_init__(self) -> None:
+        """What every program needs."""
+        self._reseed = self.parts.reseed
+        task, configured = self.parts.task, self.parts.configured
+        plan, own = self.parts.train.plan, self.reducer.ranks
+        self._after_step = hooks.after_step(
+            task, self.view, configured, self.forward.compute,
+            lambda step: self.parts.train_stage.flush_together(plan.share(plan.size(step - 1)).count, own),
+        )  # fmt: skip
+        device, ranks = self.parts.accelerator.device, self.reducer.ranks
+        read_dataset(self.parts.train, "train", self.settings, device, self.say, ranks)
+
+    def make(self) -> Program:
+        """The program; why it is not the fastest one, where it is not, is part of the decision."""
+        if not getattr(self.parts.task, "automatic_optimization", True):
+            self._decide("eager", "the task updates its weights itself (manual optimisation)")
+            return self._manual()
+        if len(self.optimizers) > 1 and self.parts.configured is not None:
+            raise UserError("several optimizers need manual optimisation: set automatic_optimization = False")
+        self.parts.step = self._step()
+        why = self._cannot_capture()
+        if "compiled" in self.decided.program:
+            self.forward.compute = compiled(self.forward.compute)
+        ranks = self.reducer.ranks
+        if self.decided.reduce == "overlap" and not ranks.alone:
+            self.parts.step.overlap = Overlap(self.parts.task, self.forward.compute, ranks)
+            self.forward.compute = self.parts.step.overlap
+        if self.decided.program not in ("auto", "graphed", "compiled+graphed"):
+            return self._eager()
+        if why is None:
+            return self._graphed()
+        if self.settings.train.program != "auto":
+            raise UserError(f"train.program is {self.decided.program}, but {why}; use train.program=auto")
+        self._decide("eager", why)
+        return self._eager()
+
+    def _decide(self, program: str, why: str) -> None:
+        self.decided.program, self.decided.why = program, why
+
+    def _fall_back(self, why: str) -> None:
+        """A capture was tried and refused."""
+        self._decide("eager", why)
+        self.say(f"program: eager, not graphed, because {why}")
+
+    def _manual(self) -> ManualProgram:
+        parts, plan = self.parts, self.parts.train.plan
+        manual.check(plan, self.settings.train, parts.precision)
+        hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers)
+        rate = None if parts.configured else parts.rate
+        together = manual.Together(self.reducer.ranks, plan, parts.train_stage.recorder, self.optimizers, parts.task)
+        parts.extra.share = lambda: together.weight
+        parts.undo.callback(together.close)
+        return ManualProgram(
+            self.forward, parts.random, self._reseed, parts.train.feed, plan,
+            manual.before(rate, self.optimizers, self._before_fetch, together),
+            manual.after(parts.train_stage.recorder, plan, parts.average, self._after_step, together),
+        )  # fmt: skip
+
+    def _eager(self) -> EagerProgram:
+        assert self.parts.step is not None
+        launch = self.settings.train.steps_per_launch
+        fetched = None if is_vectorised(self.parts.train.source) else self._before_fetch
+        train = self.parts.train
+        count = 1 if launch == "auto" else launch
+        is_compiled = "compiled" in self.decided.program
+        time = torch.zeros((), dtype=torch.int64, device=self.parts.accelerator.device) if is_compiled else None
+        return EagerProgram(
+            self.parts.step, train.feed, train.plan, self._inputs, count, self._after_step, fetched, time
+        )
+
+    def _graphed(self) -> GraphedProgram:
+        assert self.parts.step is not None
+        launch, train = self.settings.train.steps_per_launch, self.parts.train
+        count = launch if isinstance(launch, int) else largest_divisor(self.settings.observe.every)
+        return GraphedProgram(
+            self.parts.step, train.feed, train.plan, self._inputs, count, self.parts.registry, self.parts.accelerator,
+            lambda: self._prove(count), self._fall_back if self.settings.train.program == "auto" else None, self.view,
+            "compiled" in self.decided.program, self._after_step,
+        )  # fmt: skip
+
+    def _prove(self, count: int) -> None:
+        """The first replay had the bits of eager execution."""
+        if self.decided.program == "auto":
+            self._decide("graphed", "replayed steps match eager ones to the bit")
+            self.say(f"program: graphed, {count} steps per launch, because replayed steps match eager ones to the bit")
+
+    @property
+    def _own_lr(self) -> bool:
+        return self.parts.configured is not None
+
+    @property
+    def _inputs(self) -> Inputs:
+        tensor_lr = self.decided.optimizer.tensor_lr and not self._own_lr
+        weights, device = self.settings.train.loss_weights, self.parts.accelerator.device
+        return Inputs(self.parts.rate, weights, self.num_steps, device, tensor_lr, self._own_lr)
+
+    def _cannot_capture(self) -> str | None:
+        parts = self.parts
+        assert parts.step is not None
+        names = hooks.of_updates(parts.task)
+        if not parts.accelerator.can_capture:
+            return f"{parts.accelerator.kind} devices cannot capture steps"
+        ranks = self.reducer.ranks
+        if not ranks.alone and (self.decided.reduce == "overlap" or ranks.backend == "gloo"):
+            return "sums over ranks cannot be captured with parallel.reduce: overlap, or over Gloo"
+        if self._own_lr:
+            return "the task configures its own optimizer"
+        if not is_vectorised(parts.train.source):
+            return "the dataset is read sample by sample on the host"
+        if not self.decided.optimizer.tensor_lr:
+            return "torch cannot capture this optimizer"
+        if parts.precision.needs_scaler and parts.step.clip is not None:
+            return "fp16 with clipping decides on the host; bf16 does not"
+        if names or isinstance(self.forward.compute, AroundBatch):
+            return f"the task's hooks ({', '.join(names or ['on_after_batch_transfer'])}) run on the host"
+        return None
+
+    def _step(self) -> Step:
+        parts = self.parts
+        scaler = None
+        if parts.precision.needs_scaler:
+            scaler = torch.amp.GradScaler(parts.accelerator.kind)
+            parts.registry.register("scaler", ScalerState(scaler, parts.accelerator.device))
+        plan = parts.train.plan
+        hooks.check(parts.task, plan.num_micro * plan.num_shards, parts.precision.needs_scaler)
+        make = hooks.HookedStep if hooks.of_updates(parts.task) else Step
+        step = make(
+            self.forward, self.optimizers, self.reducer, parts.train_stage.recorder, parts.random,
+            self.settings.train.clip, parts.average, scaler, self._reseed, not self._own_lr, plan.size,
+        )  # fmt: skip
+        parts.registry.register("latch", LatchState(step))
+        policy = self.settings.train.nan
+        if policy != "stop" and scaler is not None:
+            raise UserError(f"train.nan is {policy}, but fp16 skips steps in its own way; use train.precision=bf16")
+        step.soundness.choose(policy if policy != "rollback" else "stop")
+        return step
+
+    def _before_fetch(self, step: int) -> None:
+        """Seed by the step what a task may draw from on the host: torch, numpy, random; samples have their own."""
+        self._reseed(step, 255)
+        seed = int(torch.randint(2**31, ()))
+        python_random.seed(seed)
+        np.random.seed(seed)
+
+
+def largest_divisor(log_every: int) -> int:
+    """The largest divisor of the logging interval that is not too large to capture."""
+    return max(count for count in range(1, AUTO_STEPS_PER_LAUNCH + 1) if log_every % count == 0)
+
+
+def reseeder(seed: int, accelerator: Accelerator) -> Callable[[int, int], None]:
+    """Seeds torch's generators by (seed, step, part), for whatever a task draws from them."""
+    high, low = derive_key(seed, "generator")
+    base = high << 31 | low
+    set_seed = accelerator.seeder()
+
+    def reseed(step: int, part: int) -> None:
+        set_seed((base + (step << 8) + part) & 0x7FFFFFFFFFFFFFFF)
+
+    return reseed
+
+
+class LatchState:
+    """Whether a gradient was not finite, and how often that was mended."""
+
+    def __init__(self, step: Step) -> None:
+        """The latch of `step`."""
+        self._step = step
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The flag, and how many steps were skipped or mended."""
+        return {"latch": self._step.soundness.latch, "count": self._step.soundness.count}, {}
+
+    def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        """Take over the flag; earlier versions counted nothing."""
+        self._step.soundness.latch.copy_(tensors["latch"])
+        if "count" in tensors:
+            self._step.soundness.count.copy_(tensors["count"])
+
+
+class ScalerState:
+    """The loss scale of fp16, and how long it has been good."""
+
+    def __init__(self, scaler: Any, device: torch.device) -> None:
+        """Make the scaler create its tensors now, so that they are part of every state."""
+        self._scaler = scaler
+        scaler.scale(torch.zeros((), device=device))
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Scale and growth counter."""
+        return {"scale": self._scaler._scale, "growth": self._scaler._growth_tracker}, {}
+
+    def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        """Take over a state."""
+        self._scaler._scale.copy_(tensors["scale"])
+        self._scaler._growth_tracker.copy_(tensors["growth"])

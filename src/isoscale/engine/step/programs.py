@@ -1,0 +1,181 @@
+"""Step programs: how the steps of a launch run. All of them give the same bits where they use the same kernels."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isoscale.data.batches import Plan
+from isoscale.data.feeds.feed import Feed, Part
+from isoscale.engine.config import LossWeight
+from isoscale.engine.diagnose.profile import Profile
+from isoscale.engine.optim.schedules import LearningRate, loss_weight
+from isoscale.engine.step.step import Step
+
+
+class Program(Protocol):
+    """Runs training steps."""
+
+    profile: Profile | None
+    """Told when steps begin, where somebody wants to know where time goes."""
+
+    def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """Run steps `start` to `stop`, all of one batch size; returns where it stopped, earlier if interrupted."""
+
+    def run_visibly(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """The same, but the last step leaves its gradients in the parameters."""
+
+    def run_eagerly(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """The same, but every step is issued anew, because it may do something else than others."""
+
+
+@dataclass
+class Inputs:
+    """What changes from step to step besides the samples: learning rate and loss weights."""
+
+    rate: LearningRate
+    weights: dict[str, float | LossWeight]
+    num_steps: int
+    """Steps of the whole run."""
+    device: torch.device
+    tensor_lr: bool
+    own_lr: bool = False
+    """Whether the task sets the learning rate itself."""
+
+    def rates(self, start: int, count: int) -> list[Any]:
+        """The learning rate of `count` steps: tensors where the optimizer takes them."""
+        if self.own_lr:
+            return [None] * count
+        values = [self.rate(step) for step in range(start, start + count)]
+        return list(self.rate_tensor(values).unbind()) if self.tensor_lr else values
+
+    def rate_tensor(self, values: list[float]) -> Tensor:
+        """Learning rates on the device."""
+        return self._sent(values)
+
+    def weight_rows(self, start: int, count: int) -> Tensor:
+        """Loss weights (count, terms) on the device."""
+        rows = [
+            [loss_weight(weight, step, self.rate) for weight in self.weights.values()]
+            for step in range(start, start + count)
+        ]
+        return self._sent(rows).view(count, len(self.weights))
+
+    def named(self, row: Tensor) -> dict[str, Tensor]:
+        """A row of loss weights by term."""
+        return dict(zip(self.weights, row.unbind(), strict=True)) if self.weights else {}
+
+    def _sent(self, values: Any) -> Tensor:
+        tensor = torch.tensor(values, dtype=torch.float32)
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+
+class EagerProgram:
+    """Every operation is issued from Python; the step may be compiled in its parts."""
+
+    def __init__(
+        self,
+        step: Step,
+        feed: Feed,
+        plan: Plan,
+        inputs: Inputs,
+        steps_per_launch: int = 1,
+        after_step: Callable[[int], None] | None = None,
+        before_fetch: Callable[[int], None] | None = None,
+        time: Tensor | None = None,
+    ) -> None:
+        """Looks for interruptions every `steps_per_launch` steps; `after_step` is told the number of finished steps.
+
+        `before_fetch` is told the number of the step whose samples are read next. `time` is a tensor to keep the step
+        number in: a compiled step would be compiled anew for every plain number.
+        """
+        self.profile: Profile | None = None
+        self._time = time
+        self._parts = feed.parts if before_fetch is None else _told(before_fetch, feed.parts)
+        self._after_step = after_step
+        self.step = step
+        self._feed = feed
+        self._plan = plan
+        self._inputs = inputs
+        self._steps_per_launch = steps_per_launch
+
+    def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """Run steps one by one."""
+        rates = self._inputs.rates(start, stop - start)
+        rows = self._inputs.weight_rows(start, stop - start) if self._inputs.weights else None
+        for offset, number in enumerate(range(start, stop)):
+            if offset % self._steps_per_launch == 0 and interrupted():
+                return number
+            weights = {} if rows is None else self._inputs.named(rows[offset])
+            batch_idx = number % self._plan.steps_per_epoch
+            if self.profile is not None:
+                self.profile.begin()
+            time = number if self._time is None else self._time.fill_(number)
+            self.step(self._parts(number), number, batch_idx, rates[offset], weights, time)
+            if self._after_step is not None:
+                self._after_step(number + 1)
+        return stop
+
+    run_visibly = run_eagerly = run
+
+
+def _told(before: Callable[[int], None], parts: Callable[[int], Any]) -> Callable[[int], Any]:
+    def fetch(step: int) -> Any:
+        before(step)
+        return parts(step)
+
+    return fetch
+
+
+class ManualProgram:
+    """A task that updates its weights itself (manual optimisation): its step method is called, and no more."""
+
+    def __init__(
+        self,
+        forward: Callable[[Part, int], Any],
+        random: Any,
+        reseed: Any,
+        feed: Feed,
+        plan: Plan,
+        before_step: Callable[[int], None],
+        after_step: Callable[[int, Any], None],
+    ) -> None:
+        """Run `forward` on whole batches; `after_step` is told the number of finished steps, and what it returned."""
+        self.profile: Profile | None = None
+        self._before_step = before_step
+        self._after_step = after_step
+        self._forward = forward
+        self._random = random
+        self._reseed = reseed
+        self._feed = feed
+        self._plan = plan
+
+    def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """Run steps one by one."""
+        for number in range(start, stop):
+            if interrupted():
+                return number
+            if self.profile is not None:
+                self.profile.begin()
+            self._before_step(number)
+            part = next(part for shard in self._feed.parts(number) for part in shard)
+            self._reseed(number, 0)
+            self._random.step, self._random.samples = number, part.samples
+            self._after_step(number + 1, self._forward(part, number % self._plan.steps_per_epoch))
+            if self.profile is not None:
+                self.profile("step")  # the task computes, differentiates and updates as it likes
+        return stop
+
+    run_visibly = run_eagerly = run
+
+
+def launches(start: int, stop: int, steps_per_launch: int) -> Iterable[tuple[int, int]]:
+    """Cut steps into launches of `steps_per_launch`, and single ones for the rest: (start, count)."""
+    while stop - start >= steps_per_launch:
+        yield start, steps_per_launch
+        start += steps_per_launch
+    yield from ((step, 1) for step in range(start, stop))

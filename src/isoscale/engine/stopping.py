@@ -1,0 +1,136 @@
+"""Requests to stop or to save: from signals, from files in the run directory, from the clock. They only set flags."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from isoscale.errors import RunGone
+from isoscale.system import signals
+from isoscale.system.printing import shout
+
+_LOOK_EVERY = 1.0
+"""Seconds between two looks at files and clock."""
+_MARGIN = 30.0
+"""Seconds before a deadline that are left in any case: for the vote, the last launch, and the end of the process."""
+STOP, SAVE = "STOP", "SAVE"
+
+
+class StopRequest:
+    """What someone asked for. The first request to stop finishes the launch and saves; a second Ctrl-C stops now."""
+
+    def __init__(self) -> None:
+        """Nobody has asked for anything yet, and there is nothing to look at."""
+        self.reason: str | None = None
+        """Why to stop, once somebody wants it."""
+        self._signals = signals.Requests()
+        self.saves = 0
+        """How often a checkpoint was asked for."""
+        self._folder: Path | None = None
+        self._check: Callable[[], None] = lambda: None
+        self._save_every: float | None = None
+        self._deadline: float | None = None
+        self._next_look = 0.0
+        self._saved_at = time.monotonic()
+        self._longest_save = 0.0
+
+    def __call__(self) -> bool:
+        """Whether somebody wants to stop."""
+        if time.monotonic() >= self._next_look:
+            self._look()
+        return self.reason is not None
+
+    def watch(
+        self, folder: Path | None, save_every: float | None, deadline: float | None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Look for the files STOP and SAVE in a folder, save every so many seconds, stop before a time of the clock.
+
+        `check` raises where the folder is not this process's any more, and such files are meant for somebody else.
+        """
+        self._folder, self._save_every, self._deadline, self._check = folder, save_every, deadline, check
+
+    def saved(self, seconds: float) -> None:
+        """A checkpoint was written, which took so long."""
+        self._saved_at = time.monotonic()
+        self._longest_save = max(seconds, self._longest_save)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        self._next_look = now + _LOOK_EVERY
+        if self._folder is not None and self._taken(STOP):
+            self._ask(f"the file {STOP}")
+        if self._folder is not None and self._taken(SAVE):
+            self.saves += 1
+        if self._save_every is not None and now - self._saved_at >= self._save_every:
+            self._saved_at = now
+            self.saves += 1
+        if self._deadline is not None and time.time() > self._deadline - _MARGIN - 2 * self._longest_save:
+            at = time.strftime("%H:%M:%S", time.localtime(self._deadline))
+            self._ask(f"the deadline at {at}")
+            self._deadline = None
+
+    def _taken(self, name: str) -> bool:
+        """Whether a file is there; it asks once, so it is removed."""
+        assert self._folder is not None
+        if not (self._folder / name).exists():
+            return False
+        try:
+            self._check()
+            (self._folder / name).unlink()
+        except (OSError, RunGone):
+            return False
+        return True
+
+    def _ask(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        meaning, name = self._signals.meaning(number), signal.Signals(number).name
+        if meaning == "now":
+            shout("\nstopping now; the last checkpoint is the place to go on from\n")
+            raise KeyboardInterrupt
+        if meaning == "first":
+            self._ask(name)
+            self._told(name, "; Ctrl-C again stops now" if number == signal.SIGINT else "")
+
+    _told: Callable[[str, str], Any] = staticmethod(
+        lambda name, hint: shout(f"\n{name}: finishing the launch and saving{hint}\n")
+    )
+
+    @contextmanager
+    def listening(self, aloud: bool = True) -> Iterator[None]:
+        """Handle signals for a while, and say so; outside of the main thread there is nothing to handle.
+
+        May be used inside itself.
+        """
+        if not aloud:
+            self._told = lambda name, hint: None
+        with signals.hearing(self._handle):
+            yield
+
+
+def deadline(stop_after: float | None, environment: Mapping[str, str] = os.environ) -> float | None:
+    """When training must have stopped: after so many seconds, or when the scheduler ends the job; by the clock."""
+    limits = [] if stop_after is None else [time.time() + stop_after]
+    job_ends = _job_end(environment)
+    limits += [] if job_ends is None else [job_ends]
+    return min(limits, default=None)
+
+
+def _job_end(environment: Mapping[str, str]) -> float | None:
+    """When Slurm ends the job; older versions do not say it in the environment, and have to be asked."""
+    job, ends = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_END_TIME", "")
+    if ends.isdigit() or not job.isdigit():
+        return float(ends) if ends.isdigit() else None
+    question = ["squeue", "--noheader", f"--jobs={job}", "--format=%e"]
+    try:
+        answer = subprocess.run(question, capture_output=True, text=True, timeout=10).stdout.strip()
+        return time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
+    except (OSError, ValueError, subprocess.TimeoutExpired):  # no squeue there, or no answer: the signal remains
+        return None

@@ -1,0 +1,1 @@
+"""What several ranks say, and where each of them is."""

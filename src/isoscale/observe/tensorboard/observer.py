@@ -1,0 +1,136 @@
+"""A run in TensorBoard: one chart for each metric, one curve in it for each stage, and whatever else is to be seen."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Started
+from isoscale.observe.figures import Exhibit, Network
+from isoscale.observe.tensorboard.event_file import EventFile
+from isoscale.system.files import failures_in_words
+from isoscale.system.printing import one_line
+
+FINAL = "final"
+
+
+class TensorBoard:
+    """Writes `train/loss`, `train/loss_epoch` and `val/loss` as three curves of the chart `loss`.
+
+    TensorBoard draws curves in one chart when they have the same tag and come from different folders, so that each
+    stage has a folder: `train` (by step, with what belongs to no stage, such as `lr`), `train_epoch` and `val`.
+    From level 2 on it also shows exhibits, in the folders of their stages, and lists settings beside final metrics.
+    TensorBoard looks for the latter two in one folder, and believes the first settings it finds there: they have the
+    folder `final`, which is written anew at each start.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        purge_step: int | None = None,
+        level: Literal[1, 2] = 1,
+        note: Callable[[str, Literal["debug"]], None] = lambda text, level: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Go on in `directory`; values at `purge_step` and later are dropped, because they are logged again.
+
+        `check` is called before a file is made, and raises where there must be none.
+        """
+        self._directory = Path(directory)
+        self._purge_step = purge_step
+        self._level = level
+        self._note = note
+        self._check = check
+        self._files: dict[str, EventFile] = {}
+        if purge_step is not None and self._directory.exists():
+            with failures_in_words(self._directory):
+                # Every folder has to know at once, also one that the rest of the run never writes to.
+                for folder in filter(Path.is_dir, self._directory.iterdir()):
+                    self._file(folder.name)
+
+    def notify(self, event: Event) -> None:
+        """Write what the event has to show, as far as the level asks for it."""
+        match event:
+            case Logged() | EpochEnded():
+                self._write_scalars(event.step, event.values)
+            case Started() if self._level > 1:
+                self._write_settings(event)
+            case Exhibited() if self._level > 1:
+                for name, exhibit in event.exhibits.items():
+                    self._write_exhibit(event.step, name, exhibit)
+            case Ended() if self._level > 1:
+                self._write_end(event)
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+
+    def _file(self, folder: str) -> EventFile:
+        if folder not in self._files:
+            self._check()
+            self._files[folder] = EventFile(self._directory / folder, self._purge_step)
+        return self._files[folder]
+
+    def _write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        from isoscale.observe.tensorboard.summaries import scalars
+
+        for folder, tagged in _by_folder(values).items():
+            self._file(folder).write(step, summary=scalars(tagged))
+
+    def _write_exhibit(self, step: int, name: str, shown: Exhibit) -> None:
+        from isoscale.observe.tensorboard.summaries import exhibit
+
+        folder, tag = _folder_and_tag(name)
+        if isinstance(shown, Network):
+            self._write_graph(folder, shown)
+        else:
+            self._file(folder).write(step, summary=exhibit(tag, shown))
+
+    def _write_graph(self, folder: str, network: Network) -> None:
+        from isoscale.observe.tensorboard.summaries import graph
+
+        try:
+            drawn = graph(network)
+        except Exception as error:  # whatever a network does when it is traced
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            self._note(f"TensorBoard gets no graph of {type(network.module).__name__}: {reason}", "debug")
+        else:
+            self._file(folder).write(0, graph_def=drawn)
+
+    def _write_settings(self, event: Started) -> None:
+        from isoscale.observe.tensorboard.summaries import settings
+
+        if FINAL in self._files:
+            self._files.pop(FINAL).close()
+            shutil.rmtree(self._directory / FINAL)
+        self._file(FINAL).write(event.step, summary=settings(event.settings))
+
+    def _write_end(self, event: Ended) -> None:
+        from isoscale.observe.tensorboard.summaries import ended, scalars
+
+        values = {_final_tag(name): value for name, value in event.values.items()}
+        self._file(FINAL).write(event.step, summary=scalars(values))
+        self._file(FINAL).write(event.step, summary=ended(event.status))
+
+
+def _by_folder(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    folders: dict[str, dict[str, float]] = {}
+    for name, value in values.items():
+        folder, tag = _folder_and_tag(name)
+        folders.setdefault(folder, {})[tag] = value
+    return folders
+
+
+def _folder_and_tag(name: str) -> tuple[str, str]:
+    stage, _, metric = one_line(name).partition("/")
+    if stage == "train" and metric.endswith("_epoch"):
+        return "train_epoch", metric.removesuffix("_epoch")
+    return (stage, metric) if stage in ("train", "val", "test") else ("train", name)
+
+
+def _final_tag(name: str) -> str:
+    """`val/accuracy` and `best/val/accuracy` as `accuracy` and `accuracy/best`, which TensorBoard keeps together."""
+    metric = name.removeprefix("best/").removeprefix("val/")
+    return f"{metric}/best" if name.startswith("best/") else metric

@@ -1,0 +1,1 @@
+"""YAML and JSON with the origin of every value."""

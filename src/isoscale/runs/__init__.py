@@ -1,0 +1,1 @@
+"""The life of a run: opened, trained, written down, read and used."""

@@ -1,0 +1,158 @@
+"""What a session says at its start and at its end: label and text, and what to type next."""
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from isoscale.data.quality import describe_windows
+from isoscale.data.window_order import WindowOrder
+from isoscale.engine.diagnose.memory import size
+from isoscale.engine.trainer import Trainer
+from isoscale.observe.ranks.rank_map import rank_rows
+from isoscale.observe.text import duration, number, plain_number
+from isoscale.parallel.environments import find as environment
+from isoscale.parallel.health.preflight import NAMES
+from isoscale.parallel.rank_info import Facts
+from isoscale.runs.opened import OpenedRun
+
+_INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+
+
+def start_rows(run: OpenedRun, trainer: Trainer) -> list[tuple[str, str]]:
+    """The start-up summary."""
+    parts, plan = trainer.parts, trainer.train.plan
+    num_steps = trainer.plan.num_steps
+    count = sum(parameter.numel() for parameter in parts.task.parameters())
+    val = f", {len(trainer.val.source):,} validation" if trainer.val else ""
+    batch = batch_words(plan.batch_size, run.ranks.world)
+    return [
+        ("device", f"{parts.accelerator.description}{_of_visible(run, trainer)}"),
+        *_ranks(run, trainer),
+        ("precision", parts.precision.name),
+        ("program", _program(trainer)),
+        ("model", f"{type(getattr(parts.task, 'model', parts.task)).__name__}, {count:,} parameters"),
+        ("data", f"{len(trainer.train.source):,} training{val} samples, on the {trainer.train.residency}"),
+        *_order(trainer),
+        ("batch", f"{batch}, {counted(plan.steps_per_epoch, 'step')} per epoch"),
+        ("length", f"{counted(num_steps, 'step')}, {counted(num_steps / plan.steps_per_epoch, 'epoch')}"),
+        ("seed", str(run.recipe.seed)),
+    ]
+
+
+def batch_words(size: int, world: int) -> str:
+    """How large a batch is, and whether there is something in it for all ranks."""
+    return f"{counted(size, 'sample')}{f' (for {size} of {world} ranks; others wait)' if size < world else ''}"
+
+
+def _ranks(run: OpenedRun, trainer: Trainer) -> list[tuple[str, str]]:
+    """How many processes train together, how their gradients are added, and where each of them is."""
+    ranks, decided = run.ranks, trainer.decided
+    if ranks.alone:
+        return []
+    hosts = len(set(ranks.hosts))
+    on = f" on {hosts} hosts" if hosts > 1 else ""
+    interface = os.environ.get(_INTERFACES.get(ranks.backend, ""), "") if hosts > 1 else ""
+    through = f"{NAMES[ranks.backend]}{f' ({interface})' if interface else ''}"
+    return [
+        ("ranks", f"{ranks.world}{on}, {decided.reduce} reduction over {through}"),
+        *rank_rows(ranks.facts, decided.threads),
+        *visible_rows(ranks.facts),
+    ]
+
+
+def _of_visible(run: OpenedRun, trainer: Trainer) -> str:
+    """How many devices one process leaves idle, which is easily not meant."""
+    kind = trainer.parts.accelerator.kind
+    count = torch.accelerator.device_count() if run.ranks.alone and kind in ("cuda", "xpu") else 1
+    return f", 1 of {count} visible" if count > 1 else ""
+
+
+def visible_rows(facts: Sequence[Facts]) -> list[tuple[str, str]]:
+    """The variables that hide devices from ranks, where they are set."""
+    found = {each.visible for each in facts}
+    words = found.pop() if len(found) == 1 else "not the same on all ranks, see run.json"
+    return [("visible", words)] if words else []
+
+
+def _order(trainer: Trainer) -> list[tuple[str, str]]:
+    """How well samples are mixed, where that is less than completely."""
+    order = trainer.train.order
+    if not isinstance(order, WindowOrder):
+        return []
+    return [("order", describe_windows(order, trainer.train.plan.batch_size))]
+
+
+def _program(trainer: Trainer) -> str:
+    decided = trainer.decided
+    return f"{decided.program} ({decided.why})" if decided.why else decided.program
+
+
+def end_rows(trainer: Trainer, tested: Mapping[str, float], rate: float | None) -> list[tuple[str, str]]:
+    """The end summary."""
+    rows = []
+    if trainer.best.value is not None:
+        epoch = -(-(trainer.best.step or 0) // trainer.train.plan.steps_per_epoch)
+        rows.append(
+            ("best", f"{trainer.best.monitor} {number(trainer.best.value)} at epoch {epoch}, step {trainer.best.step}")
+        )
+    if tested:
+        rows.append(("test", "  ".join(f"{name} {number(value)}" for name, value in tested.items())))
+    if rate is not None:
+        rows.append(("rate", f"{plain_number(rate)} samples/s"))
+    rows.append(("time", f"{duration(trainer.progress.seconds)} of training"))
+    rows.append(("peak memory", size(trainer.parts.accelerator.peak_memory)))
+    return rows
+
+
+def next_commands(run: OpenedRun, trainer: Trainer, status: str) -> list[tuple[str, str]]:
+    """What to type next."""
+    if run.directory is None:
+        return []
+    path = shlex.quote(str(run.directory.path))
+    if status == "stopped":
+        return [("go on", continue_command(run))]
+    commands = []
+    if not run.given:
+        commands = [*_tests(trainer, path), ("train longer", f"{continue_command(run)} {longer(run, trainer)}")]
+    if run.recipe.observe.tensorboard:
+        commands.append(("curves", f"isoscale tensorboard {path}"))
+    if not run.given:
+        commands.append(("report", f"isoscale report {path}"))
+    return commands
+
+
+def _tests(trainer: Trainer, path: str) -> list[tuple[str, str]]:
+    """How to measure the best weights, on whichever data there is."""
+    role = "" if trainer.has_test else " --role val"
+    return [("test it", f"isoscale test {path}{role}")] if trainer.has_test or trainer.val else []
+
+
+def continue_command(run: OpenedRun) -> str:
+    """What to type, or to call in Python, to go on with a run."""
+    assert run.directory is not None
+    path = str(run.directory.path)
+    return (
+        f"isoscale.Trainer(recipe, run={path!r}).fit(task, data)"
+        if run.given
+        else f"isoscale train --run {shlex.quote(path)}{_devices(run)}"
+    )
+
+
+def _devices(run: OpenedRun) -> str:
+    """The option that starts as many ranks again, where it was that which started them."""
+    local = not run.ranks.alone and environment.find().launcher == environment.Local.name
+    return f" --devices {run.ranks.world}" if local else ""
+
+
+def longer(run: OpenedRun, trainer: Trainer) -> str:
+    """The override that doubles the training, of whichever limit ended it."""
+    section, per_epoch = run.recipe.train, trainer.train.plan.steps_per_epoch
+    by_steps = section.steps is not None and (section.epochs is None or section.steps <= section.epochs * per_epoch)
+    return f"train.steps={2 * section.steps}" if by_steps else f"train.epochs={2 * section.epochs}"  # type: ignore[operator]
+
+
+def counted(count: float, word: str) -> str:
+    """`1 epoch`, `2,300 steps`, `1.5 epochs`."""
+    return f"{plain_number(count)} {word}" + ("" if count == 1 else "s")

@@ -1,0 +1,1 @@
+"""The operating system: files, signals, streams, and what this machine has."""

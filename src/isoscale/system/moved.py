@@ -1,0 +1,189 @@
+"""Modules under the names that they had once, so that people's imports and recipes go on working.
+
+A table of old names, and a finder that Python asks last: whoever imports an old name gets the module itself, and a
+warning that says its new name.
+"""
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MOVED = {
+    "breakdown": "runs.nan_report",
+    "data.converters": "data.tools.converters",
+    "data.describe": "data.tools.describe",
+    "data.describe_files": "data.tools.describe_files",
+    "data.device_feed": "data.feeds.device",
+    "data.feed": "data.feeds.feed",
+    "data.fetch": "data.tools.downloads",
+    "data.hanging": "data.feeds.hanging",
+    "data.host_feed": "data.feeds.host",
+    "data.keyed": "data.rng",
+    "data.making": "data.tools.convert",
+    "data.published": "data.tools.published",
+    "data.reader": "data.feeds.read_ahead",
+    "data.residency": "data.feeds.residency",
+    "data.restricted": "data.safe_pickle",
+    "data.shared_memory": "data.feeds.shared_memory",
+    "data.shuffle": "data.tools.shuffle",
+    "data.workers": "data.feeds.workers",
+    "early_stop": "system.early_stop",
+    "engine.accelerator": "engine.device",
+    "engine.batch_hooks": "engine.lightning.batch_hooks",
+    "engine.checkpoint": "engine.state.checkpoint",
+    "engine.ema": "engine.optim.ema",
+    "engine.evaluate": "engine.evaluation",
+    "engine.extra_state": "engine.state.module_state",
+    "engine.fingerprint": "runs.fingerprint",
+    "engine.fitting": "engine.transforms",
+    "engine.fused": "engine.optim.fused_adam",
+    "engine.git": "runs.git",
+    "engine.graph": "engine.step.cuda_graph",
+    "engine.handed": "runs.given_data",
+    "engine.hooks": "engine.lightning.hooks",
+    "engine.journal": "engine.metrics.windows",
+    "engine.late_compiler": "engine.optim.late_compiler",
+    "engine.layers": "engine.diagnose.layers",
+    "engine.loaders": "engine.lightning.loaders",
+    "engine.lock": "runs.lock",
+    "engine.losses": "engine.metrics.losses",
+    "engine.manual": "engine.lightning.manual_optimization",
+    "engine.memory": "engine.diagnose.memory",
+    "engine.monitored": "engine.metrics.monitored",
+    "engine.monitors": "engine.metrics.monitors",
+    "engine.operations": "engine.diagnose.trace",
+    "engine.optimizers": "engine.optim.optimizers",
+    "engine.overlap": "engine.step.ddp",
+    "engine.overrides": "engine.lightning.overrides",
+    "engine.pairs": "engine.metrics.weighted_sum",
+    "engine.place": "runs.place",
+    "engine.planner": "engine.boundaries",
+    "engine.profile": "engine.diagnose.profile",
+    "engine.program_choice": "engine.step.choice",
+    "engine.programs": "engine.step.programs",
+    "engine.progress": "engine.state.progress",
+    "engine.record_check": "runs.record_check",
+    "engine.recorder": "engine.metrics.accumulators",
+    "engine.reproducer": "engine.diagnose.reproducer",
+    "engine.roles": "engine.splits",
+    "engine.run_directory": "runs.directory",
+    "engine.run_record": "runs.run_record",
+    "engine.saver": "engine.state.writer",
+    "engine.schedules": "engine.optim.schedules",
+    "engine.seal": "recipe.seal",
+    "engine.sharing": "engine.state.sharing",
+    "engine.show": "engine.figures",
+    "engine.soundness": "engine.step.nan_guard",
+    "engine.spread": "engine.optim.spread",
+    "engine.stage": "engine.step.context",
+    "engine.staging": "engine.state.host_snapshot",
+    "engine.stop": "engine.stopping",
+    "engine.survey": "engine.dataset_metrics",
+    "engine.tensor_files": "engine.state.tensor_files",
+    "engine.together": "engine.metrics.together",
+    "engine.untrained": "engine.step.untrained",
+    "engine.verify": "engine.state.replicas",
+    "exporting": "runs.export",
+    "launch.stretches": "runs.attempts",
+    "layers": "runs.layers",
+    "observe.courier": "observe.ranks.sender",
+    "observe.event_file": "observe.tensorboard.event_file",
+    "observe.exhibits": "observe.figures",
+    "observe.files": "system.files",
+    "observe.layers": "observe.layer_table",
+    "observe.machine": "system.machine",
+    "observe.profile": "observe.profile_table",
+    "observe.rank_log": "observe.ranks.rank_log",
+    "observe.streams": "observe.ranks.streams",
+    "observe.summaries": "observe.tensorboard.summaries",
+    "observe.tensorboard_server": "observe.tensorboard.server",
+    "opening": "runs.open",
+    "parallel.board": "parallel.health.signed_store",
+    "parallel.checkup": "parallel.health.checkup",
+    "parallel.environment": "parallel.environments.find",
+    "parallel.facts": "parallel.rank_info",
+    "parallel.hub": "parallel.health.server",
+    "parallel.network": "parallel.health.probe",
+    "parallel.plain": "parallel.serialize",
+    "parallel.preflight": "parallel.health.preflight",
+    "parallel.process": "system.process",
+    "parallel.ranks": "parallel.collectives",
+    "parallel.rendezvous": "parallel.health.rendezvous",
+    "parallel.sockets": "parallel.health.sockets",
+    "parallel.watch": "parallel.health.client",
+    "printing": "system.printing",
+    "rank_logs": "observe.ranks.opening",
+    "rank_map": "observe.ranks.rank_map",
+    "recipe.json_reader": "recipe.formats.json_reader",
+    "recipe.tree": "recipe.formats.tree",
+    "recipe.yaml_reader": "recipe.formats.yaml_reader",
+    "recipe.yaml_writer": "recipe.formats.yaml_writer",
+    "replay": "runs.replay",
+    "rescue": "runs.rescue",
+    "run": "runs.run",
+    "session": "runs.session",
+    "signals": "system.signals",
+    "summary": "runs.summary",
+    "system_table": "runs.system_table",
+    "weights": "runs.init_from",
+}
+"""Inside the package: where a module was, and where it is."""
+
+
+class _Mover(Loader):
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._target)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # which Python has replaced by that of the old name
+
+
+class MovedModules(MetaPathFinder):
+    """Finds modules by their old names."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Where a module is now; None for all others."""
+        package, _, name = fullname.partition(".")
+        if package != "isoscale" or name not in MOVED:
+            return None
+        _warn(fullname, f"isoscale.{MOVED[name]}")
+        return ModuleSpec(fullname, _Mover(f"isoscale.{MOVED[name]}"))
+
+
+def moved_into(old: str, new: str) -> Callable[[str], Any]:
+    """A `__getattr__` for a package that was a module once: the names of that module."""
+
+    def find(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            found = getattr(importlib.import_module(new), name)
+        except AttributeError:
+            raise AttributeError(f"module {old!r} has no attribute {name!r}") from None
+        _warn(f"{old}.{name}", f"{new}.{name}")
+        return found
+
+    return find
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)
+
+
+def install() -> None:
+    """Let old names be found from now on."""
+    if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        sys.meta_path.append(MovedModules())
