@@ -11,9 +11,10 @@ import typer
 from torch import nn
 from typer.main import get_command
 
+import isoscale
 from isoscale.cli.main import app
 from isoscale.data.sources import Sources
-from isoscale.engine.losses import LOSSES, METRICS
+from isoscale.engine.metrics.losses import LOSSES, METRICS
 from isoscale.recipe.components import resolve
 from isoscale.recipe.names import SHORT_NAMES
 from isoscale.recipe.presets import preset_description, preset_names
@@ -24,8 +25,9 @@ HEAD = """# Reference: the keys of a recipe
 
 <!-- written by docs/make_reference.py from the schema; change the docstrings there instead -->
 
-A recipe is a YAML or JSON file. Every key has a default; `isoscale recipe show RECIPE` prints all of them for a recipe,
-with the origin of each value. On the command line and in Python a key is written with points: `optimizer.lr=3e-4`,
+A recipe is a YAML or JSON file (`.yaml`, `.yml`, `.json`). Every key has a default; `isoscale recipe show RECIPE`
+prints all of them for a recipe, with the origin of each value. On the command line and in Python a key is written with
+dots: `optimizer.lr=3e-4`,
 `isoscale.train("images/digits", **{"optimizer.lr": 3e-4})`; `~schedule` deletes what a recipe says about a section.
 `isoscale recipe schema` prints the same as JSON Schema, with which editors complete and check. What can stand behind
 `class` is in [Presets and components](components.md).
@@ -50,6 +52,12 @@ complete presets, keys and runs. `--debug`, anywhere in a command, shows the tra
 | 2 | you can fix it: the message says what was found, what was expected and what to type |
 | 75 | stopped on request with a checkpoint: start the same command again |
 | 1 | anything else |
+"""
+PYTHON_HEAD = """# Reference: Python
+
+<!-- written by docs/make_reference.py from the code; change the docstrings there instead -->
+
+What `import isoscale` offers. The command line is made of the same functions.
 """
 KINDS = ("Tasks", "Networks", "Data", "Transforms", "Loggers")
 SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -79,7 +87,7 @@ def section(path: str, found: dict[str, Any], sections: dict[str, Any]) -> list[
 
 
 def table(fields: dict[str, Any], prefix: str) -> str:
-    """One row a key."""
+    """One row per key."""
     rows = [
         f"| `{prefix}{name}` | {kind(field)} | {default(field)} | {text(field)} |" for name, field in fields.items()
     ]
@@ -213,7 +221,57 @@ def described(parameter: Any, context: typer.Context) -> str:
     return f"| `{words}` | {help_text} |".replace("[", "\\[")
 
 
-PAGES = {"reference.md": reference, "components.md": components, "commands.md": commands}
+def python() -> str:
+    """The page of functions and classes."""
+    parts = [PYTHON_HEAD]
+    for name in (name for name in isoscale.__all__ if not name.startswith("__")):
+        target = getattr(isoscale, name)
+        parts += [f"## isoscale.{name}\n", f"```text\nisoscale.{name}{call(target)}\n```\n", *explained(target)]
+        if inspect.isclass(target):
+            found = [member(key, value) for key, value in members(target)]
+            parts += rows(f"of `{name}`", found) if found else []
+    return "\n".join(parts)
+
+
+def call(target: Any) -> str:
+    """How something is called: its arguments with their defaults, without types; nothing where it inherits that."""
+    if inspect.isclass(target) and "__init__" not in vars(target):
+        return ""
+    own = [each for each in inspect.signature(target).parameters.values() if each.name not in ("self", "cls")]
+    simple = [
+        each.replace(annotation=inspect.Parameter.empty, default=str(each.default))
+        if isinstance(each.default, Path)
+        else each.replace(annotation=inspect.Parameter.empty)
+        for each in own
+        if not inspect.isfunction(each.default)  # how to tell of progress, say
+    ]
+    return str(inspect.Signature(simple))
+
+
+def explained(target: Any) -> list[str]:
+    """The docstring of a function, or of a class and of how it is made."""
+    texts = [inspect.getdoc(target)]
+    if inspect.isclass(target) and "__init__" in vars(target):
+        texts.append(inspect.getdoc(target.__init__))
+    return [f"{text}\n" for text in texts if text]
+
+
+def members(target: type) -> Iterator[tuple[str, Any]]:
+    """What a class offers that no class below it does."""
+    for name, value in vars(target).items():
+        inner = getattr(value, "__func__", value)
+        is_new = not any(hasattr(base, name) for base in target.__bases__)
+        if not name.startswith("_") and is_new and (inspect.isfunction(inner) or isinstance(inner, property)):
+            yield name, inner
+
+
+def member(name: str, value: Any) -> str:
+    """A row about a method or property."""
+    words = name if isinstance(value, property) else f"{name}{call(value)}"
+    return f"| `{words}` | {sentence(value)} |"
+
+
+PAGES = {"reference.md": reference, "components.md": components, "commands.md": commands, "python.md": python}
 """The pages, and what writes them."""
 
 if __name__ == "__main__":
