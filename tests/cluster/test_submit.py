@@ -37,7 +37,7 @@ def submit(slurm: "Cluster", folder: Path, *words: str, epochs: int = SHORT) -> 
     asked = ("--nodes", "2", "--tasks-per-node", "2", "--cpus-per-task", "1", "--time", "10")
     command = (sys.executable, "-m", "isoscale", "submit", "images/digits", f"train.epochs={epochs}", *TREE)
     shown = slurm.run(*command, *asked, *words, cwd=folder).stdout
-    found = re.search(r"submitted job (\d+): 2 nodes × 2 tasks, at most \S+ a start\n  run +(\S+)\n", shown)
+    found = re.search(r"submitted job (\d+): 2 nodes × 2 tasks, at most \S+ per start\n  run +(\S+)\n", shown)
     assert found, shown
     return found[1], folder / found[2]
 
