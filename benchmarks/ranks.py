@@ -126,11 +126,11 @@ def be_rank(trials: int, out: Path) -> None:
         found: dict[str, list[float]] = {side: [] for side in ("tree", "flat", "overlap", "by hand")}
         for trial in range(trials):
             for side in found:
-                folder = ranks.tell(tempfile.mkdtemp() if ranks.is_first else None)
+                folder = ranks.broadcast(tempfile.mkdtemp() if ranks.is_main else None)
                 found[side].append(by_hand(size) if side == "by hand" else ours(size, side, f"{folder}/{trial}"))
-        shard = max(ranks.hear(shard_milliseconds(size)))
+        shard = max(ranks.all_gather(shard_milliseconds(size)))
         lines += table_rows(size, shard, found)
-    if ranks.is_first:
+    if ranks.is_main:
         out.write_text("\n".join(lines) + "\n")
 
 

@@ -153,7 +153,12 @@ def attacks(marker: Path) -> dict[str, Any]:
         "runpy.run_path": {"class": "runpy.run_path", "path_name": "foreign/evil.py"},
         "importlib": {"class": "importlib.import_module", "name": "foreign.evil"},
         "functools.partial": {"class": "functools.partial", "func": system(marker)},
-        "torch.hub.load": {"class": "torch.hub.load", "repo_or_dir": "foreign", "model": "net", "source": "local"},
+        "torch.server.load": {
+            "class": "torch.server.load",
+            "repo_or_dir": "foreign",
+            "model": "net",
+            "source": "local",
+        },
         "torch.load": {"class": "torch.load", "f": "foreign/evil.pt", "weights_only": False},
         "numpy": {"class": "numpy.load", "file": "foreign/evil.pt", "allow_pickle": True},
         "cpp_extension": {"class": "torch.utils.cpp_extension.load_inline", "name": "a", "cpp_sources": ""},
@@ -215,7 +220,7 @@ PLACES: dict[str, Callable[[dict[str, Any], Any], Any]] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_no_place_in_a_recipe_is_forgotten(foreign: Make, marker: Path, place: str) -> None:
     run = foreign(lambda values: PLACES[place](values, system(marker)))
-    for use in (isoscale.test, isoscale.predict, isoscale.exhibits):
+    for use in (isoscale.test, isoscale.predict, isoscale.figures):
         with pytest.raises(UserError, match=REFUSED):
             use(run)
     assert not marker.exists()

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from isoscale.parallel.health import client as watches
 from isoscale.parallel.health import server as hubs
-from isoscale.parallel.health.client import Watch
-from isoscale.parallel.health.server import Hub, knock
+from isoscale.parallel.health.client import HealthClient
+from isoscale.parallel.health.server import HealthServer, knock
 from isoscale.parallel.secret import Key
 from tests import warm
 from tests.attacks.doors import doors
@@ -61,17 +61,17 @@ def attacks(mark: Path) -> Iterator[bytes]:
 
 
 def _come_late() -> None:
-    """Rank 1 waits before it joins the hub, until the test lets it; both have few files."""
+    """Rank 1 waits before it joins the server, until the test lets it; both have few files."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     if os.environ["RANK"] == "1":
-        original = Watch.__init__
+        original = HealthClient.__init__
 
-        def wait(watch: Watch, *arguments: object) -> None:
+        def wait(watch: HealthClient, *arguments: object) -> None:
             while not Path(os.environ[GATE]).exists():
                 time.sleep(0.01)
             original(watch, *arguments)  # type: ignore[arg-type]
 
-        watches.Watch.__init__ = wait  # type: ignore[method-assign,assignment]
+        watches.HealthClient.__init__ = wait  # type: ignore[method-assign,assignment]
 
 
 def hub_of(process: int, meeting_port: int) -> tuple[str, int]:
@@ -129,33 +129,33 @@ def test_local_ranks_listen_to_their_own_machine_only(tmp_path: Path):
             time.sleep(0.005)
         err = launcher.communicate()[1]
     assert launcher.returncode == 0, err
-    assert len(found) >= 3, "the meeting place, the hub and Gloo were to be seen"
+    assert len(found) >= 3, "the meeting place, the server and Gloo were to be seen"
     assert {address for address, _ in found} == {"127.0.0.1"}
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    found = Hub(("n1", "n1"), KEY)
+def server() -> Iterator[HealthServer]:
+    found = HealthServer(("n1", "n1"), KEY)
     yield found
     for rank in {0, 1} - found._members.keys():  # when all are there it stops to listen
         knock(("127.0.0.1", found.port), rank, KEY)
 
 
-def _fails(hub: Hub, words: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", hub.port), timeout=20) as stranger, suppress(ConnectionError):
+def _fails(server: HealthServer, words: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stranger, suppress(ConnectionError):
         stranger.sendall(words)
         with suppress(OSError):  # ENOTCONN, which is no ConnectionError: turned away before
             stranger.shutdown(socket.SHUT_WR)
         while stranger.recv(1 << 16):
             pass
-    assert hub._cause is None and not hub._members
+    assert server._cause is None and not server._members
 
 
-def test_no_bytes_of_a_stranger_reach_the_ranks(hub: Hub):
-    settings(max_examples=50)(given(st.binary(max_size=2000))(lambda words: _fails(hub, words)))()
+def test_no_bytes_of_a_stranger_reach_the_ranks(server: HealthServer):
+    settings(max_examples=50)(given(st.binary(max_size=2000))(lambda words: _fails(server, words)))()
 
 
-def test_no_message_of_a_stranger_reaches_the_ranks(hub: Hub):
+def test_no_message_of_a_stranger_reaches_the_ranks(server: HealthServer):
     values = st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=70),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -163,44 +163,44 @@ def test_no_message_of_a_stranger_reaches_the_ranks(hub: Hub):
     )
     messages = st.dictionaries(st.sampled_from(("rank", "challenge", "proof", "cause", "ticks", "left")), values)
     settings(max_examples=50)(
-        given(messages)(lambda said: _fails(hub, json.dumps(said).encode() + b"\n" + json.dumps(said).encode()))
+        given(messages)(lambda said: _fails(server, json.dumps(said).encode() + b"\n" + json.dumps(said).encode()))
     )()
 
 
-def test_a_proof_that_was_overheard_is_worth_nothing(hub: Hub):
+def test_a_proof_that_was_overheard_is_worth_nothing(server: HealthServer):
     """Neither for another connection, nor for another rank, nor from a rank of another training."""
     overheard: list[bytes] = []
 
     def listen(sent: socket.socket) -> dict[str, str]:
         return dict(json.loads(sent.recv(1 << 10)))
 
-    with socket.create_connection(("127.0.0.1", hub.port), timeout=20) as stranger:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stranger:
         challenge = listen(stranger)["challenge"]
         proof = KEY.sign(b"rank", b"1", challenge.encode(), b"00").hex()
         overheard.append(json.dumps({"rank": 1, "challenge": "00", "proof": proof}).encode() + b"\n")
         overheard.append(json.dumps({"rank": 0, "challenge": "00", "proof": proof}).encode() + b"\n")
         stranger.sendall(overheard[1])
         assert stranger.recv(1) == b""
-    _fails(hub, overheard[0])
+    _fails(server, overheard[0])
 
 
 def test_a_stranger_who_pretends_to_be_the_hub_is_not_believed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hubs, "TO_BE_HEARD", 0.0)
-    other = Hub(("n1", "n1"), Key(b"of another training"))
+    other = HealthServer(("n1", "n1"), Key(b"of another training"))
     with pytest.raises(ConnectionError, match="something listens there that is not rank 0"):
         knock(("127.0.0.1", other.port), 0, KEY)
 
 
-def test_strangers_who_stay_are_turned_away_for_who_comes_later(hub: Hub):
+def test_strangers_who_stay_are_turned_away_for_who_comes_later(server: HealthServer):
     with ExitStack() as stack:
-        place = ("127.0.0.1", hub.port)
+        place = ("127.0.0.1", server.port)
         idle = [stack.enter_context(socket.create_connection(place, timeout=20)) for _ in range(2 * NUM_IDLE)]
         stack.callback(knock(place, 0, KEY).close)
-        assert len(hub._strangers) <= hubs.MOST_STRANGERS + 2 < len(idle)
+        assert len(server._strangers) <= hubs.MOST_STRANGERS + 2 < len(idle)
 
 
-def test_who_says_nothing_is_turned_away_in_time(monkeypatch: pytest.MonkeyPatch, hub: Hub):
+def test_who_says_nothing_is_turned_away_in_time(monkeypatch: pytest.MonkeyPatch, server: HealthServer):
     monkeypatch.setattr(hubs, "TO_PROVE", 0.0)
-    with socket.create_connection(("127.0.0.1", hub.port), timeout=20) as stranger:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stranger:
         assert b"challenge" in stranger.recv(1 << 10)
         assert stranger.recv(1) == b""

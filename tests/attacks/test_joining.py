@@ -21,7 +21,7 @@ from isoscale.errors import UserError
 from isoscale.parallel import secret, world
 from isoscale.parallel.environments.find import Environment
 from isoscale.parallel.health.rendezvous import OtherSecret, Rendezvous
-from isoscale.parallel.health.signed_store import Board
+from isoscale.parallel.health.signed_store import SignedStore
 from isoscale.parallel.messages import Forged, pack, unpack
 from isoscale.parallel.secret import Key
 from tests import warm
@@ -45,7 +45,7 @@ def _send_a_pickle(mark: str) -> str:
         dist.broadcast_object_list([Opened(Path(mark))], 0, device=torch.device("cpu"))
         return ""
     try:
-        return str(found.tell(None, "a word"))
+        return str(found.broadcast(None, "a word"))
     except Forged as error:
         return str(error)
 
@@ -66,7 +66,7 @@ def _connect_everywhere() -> tuple[int, list[int]]:
             socket.create_connection(door, timeout=0.2).close()
             opened.append(door)
     dist.all_reduce(torch.ones(1), group=dist.new_group())  # what a task may want
-    assert found.hear(found.rank) == [0, 1]
+    assert found.all_gather(found.rank) == [0, 1]
     return len(mine), opened
 
 
@@ -130,11 +130,11 @@ def test_the_place_where_ranks_meet_does_not_tell_the_secret():
 
 def test_words_of_another_meeting_fit_nowhere():
     """Not even those of the same ranks with the same secret: every rank adds a random part to the key."""
-    board = Board(dist.HashStore(), KEY)
+    board = SignedStore(dist.HashStore(), KEY)
     board.set("verdict", "")
     for other in (KEY.derive(b"room", b"1", b"2"), KEY.derive(b"room", b"12", b""), Key(b"")):
         with pytest.raises(Forged):
-            Board(board.store, other).get("verdict")
+            SignedStore(board.store, other).get("verdict")
     board.store.set("hub", board.store.get("verdict"))
     with pytest.raises(Forged, match="'hub', where ranks meet, was not written by a rank"):
         board.get("hub")

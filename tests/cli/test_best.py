@@ -39,9 +39,9 @@ class ByHand(NamedTuple):
     accuracy: float
 
 
-def by_hand(run: Path, step: int, role: str) -> ByHand:
+def by_hand(run: Path, step: int, split: str) -> ByHand:
     weights = read_weights(run / "checkpoints" / f"step_{step:08d}")
-    source = getattr(package.Run(run).data(), role)
+    source = getattr(package.Run(run).data(), split)
     batch = source.fetch(torch.arange(len(source)))
     hidden = batch["input"].float().flatten(1) / 16
     for layer in ("0", "3"):
@@ -87,12 +87,12 @@ def test_the_summary_of_a_run_has_the_metric_of_its_best_weights(isoscale, run: 
     assert f"{line} at epoch 2, step {BEST}\n" in (run / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("role", ["val", "test"])
-def test_a_test_measures_the_best_weights(isoscale, run: Path, role: str):
-    found = json.loads(isoscale("test", str(run), "--role", role, "--json").out)
-    assert found[f"{role}/accuracy"] == pytest.approx(by_hand(run, BEST, role).accuracy, rel=1e-12)
-    last = json.loads(isoscale("test", str(run), "--role", role, "--checkpoint", "last", "--json").out)
-    assert last[f"{role}/accuracy"] == pytest.approx(by_hand(run, LAST, role).accuracy, rel=1e-12)
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_test_measures_the_best_weights(isoscale, run: Path, split: str):
+    found = json.loads(isoscale("test", str(run), "--role", split, "--json").out)
+    assert found[f"{split}/accuracy"] == pytest.approx(by_hand(run, BEST, split).accuracy, rel=1e-12)
+    last = json.loads(isoscale("test", str(run), "--role", split, "--checkpoint", "last", "--json").out)
+    assert last[f"{split}/accuracy"] == pytest.approx(by_hand(run, LAST, split).accuracy, rel=1e-12)
 
 
 def test_predictions_are_those_of_the_best_weights(isoscale, run: Path):
@@ -104,7 +104,7 @@ def test_predictions_are_those_of_the_best_weights(isoscale, run: Path):
 
 
 def test_figures_show_the_best_weights(spoiled: Path):
-    counts = package.exhibits(spoiled, role="val")["confusion"].counts
+    counts = package.figures(spoiled, split="val")["confusion"].counts
     assert counts.trace() / counts.sum() == pytest.approx(by_hand(spoiled, BEST, "val").accuracy, rel=1e-12)
 
 

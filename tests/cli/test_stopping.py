@@ -217,10 +217,10 @@ def test_a_request_that_comes_while_a_command_is_read_is_no_failure(tmp_path: Pa
 
 REPEATED = """
 import os, signal
-from isoscale.runs import attempts as stretches
+from isoscale.runs import attempts as attempts
 from isoscale.parallel.collectives import Ranks
 
-ended, agree = stretches.ended, Ranks.any
+ended, agree = attempts.ended, Ranks.any
 
 def once_more(*arguments):
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -231,7 +231,7 @@ def and_before_the_others_heard(self, flag, what):
         os.kill(os.getpid(), signal.SIGUSR1)
     return agree(self, flag, what)
 
-stretches.ended, Ranks.any = once_more, and_before_the_others_heard
+attempts.ended, Ranks.any = once_more, and_before_the_others_heard
 
 from isoscale.__main__ import run
 run()

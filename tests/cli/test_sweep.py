@@ -263,4 +263,4 @@ def test_a_longer_sweep_trains_done_points_on_with_several_ranks_each(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert "seed=1: done, step 46/46" in done.stdout
     record = json.loads((tmp_path / "a/seed=1/run.json").read_text())
-    assert [stretch["ranks"] for stretch in record["stretches"]] == [1, 2]
+    assert [attempt["ranks"] for attempt in record["stretches"]] == [1, 2]

@@ -51,8 +51,8 @@ def test_srun_in_a_batch_script_trains_to_the_same_weights(
     assert sha(tmp_path / "run") == alone
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert record["ranks"] == 4
-    [stretch] = record["stretches"]
-    assert stretch["job"] and stretch["status"] == "done"
+    [attempt] = record["stretches"]
+    assert attempt["job"] and attempt["status"] == "done"
 
 
 def test_srun_in_salloc_trains_to_the_same_weights(slurm: "Cluster", alone: str, tmp_path: Path):
@@ -84,8 +84,8 @@ def test_a_run_without_a_name_is_called_after_the_job_which_finds_it_again(
     slurm.wait_for(lambda: slurm.state(job) == "COMPLETED" and slurm.facts(job)["Restarts"] == "1", "a restart")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"digits-{job}"]
     assert sha(tmp_path / f"runs/digits-{job}") == alone
-    stretches = json.loads((tmp_path / f"runs/digits-{job}/run.json").read_text())["stretches"]
-    assert [(stretch["job"], stretch["restart"], stretch["status"]) for stretch in stretches] == [
+    attempts = json.loads((tmp_path / f"runs/digits-{job}/run.json").read_text())["stretches"]
+    assert [(attempt["job"], attempt["restart"], attempt["status"]) for attempt in attempts] == [
         (job, 0, "done"), (job, 1, "done"),
     ]  # fmt: skip
 

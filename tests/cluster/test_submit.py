@@ -56,7 +56,7 @@ def _last_step(run: Path) -> int:
         return -1
 
 
-def stretches(run: Path) -> list[dict]:
+def attempts(run: Path) -> list[dict]:
     """The ledger of a run."""
     return json.loads((run / "run.json").read_text()).get("stretches", [])
 
@@ -74,9 +74,9 @@ def test_a_job_on_two_nodes_ends_with_the_weights_of_one_process(
     assert slurm.wait(job) == "COMPLETED", output(run)
     assert sha(run) == sha(alone[SHORT])
     assert timeless(run) == timeless(alone[SHORT])
-    [stretch] = stretches(run)
-    assert (stretch["job"], stretch["restart"], stretch["ranks"], stretch["status"]) == (job, 0, 4, "done")
-    assert stretch["hosts"] == ["n1", "n2"] and stretch["device_hours"] > 0 and stretch["peak_memory"] > 0
+    [attempt] = attempts(run)
+    assert (attempt["job"], attempt["restart"], attempt["ranks"], attempt["status"]) == (job, 0, 4, "done")
+    assert attempt["hosts"] == ["n1", "n2"] and attempt["device_hours"] > 0 and attempt["peak_memory"] > 0
     assert "continues" not in output(run)
     assert "done at step" in (run / f"slurm/{job}.out").read_text()
     assert "step" not in (run / f"slurm/{job}.err").read_text()
@@ -87,21 +87,19 @@ def test_a_job_that_is_told_to_stop_starts_again_by_itself_until_it_is_done(
 ):
     job, run = submit(slurm, tmp_path, epochs=LONG)
     for restart in range(2):
-        wait_until_training(slurm, run, max((stretch["first_step"] for stretch in stretches(run)), default=0))
-        assert len(stretches(run)) == restart + 1
+        wait_until_training(slurm, run, max((attempt["first_step"] for attempt in attempts(run)), default=0))
+        assert len(attempts(run)) == restart + 1
         slurm.run("scancel", "--signal=USR1", job)
-        slurm.wait_for(
-            lambda restart=restart: len(stretches(run)) == restart + 2, f"start {restart + 2}: {output(run)}"
-        )
+        slurm.wait_for(lambda restart=restart: len(attempts(run)) == restart + 2, f"start {restart + 2}: {output(run)}")
     assert slurm.wait(job) == "COMPLETED", output(run)
     assert slurm.facts(job)["ExitCode"] == "0:0"
     assert sha(run) == sha(alone[LONG])
     assert timeless(run) == timeless(alone[LONG])
-    assert [(stretch["restart"], stretch["status"]) for stretch in stretches(run)] == [
+    assert [(attempt["restart"], attempt["status"]) for attempt in attempts(run)] == [
         (0, "stopped"), (1, "stopped"), (2, "done"),
     ]  # fmt: skip
-    ends = [stretch["last_step"] for stretch in stretches(run)]
-    assert [stretch["first_step"] for stretch in stretches(run)] == [0, *ends[:-1]]
+    ends = [attempt["last_step"] for attempt in attempts(run)]
+    assert [attempt["first_step"] for attempt in attempts(run)] == [0, *ends[:-1]]
 
 
 def test_a_job_that_was_cancelled_goes_on_when_its_run_is_submitted_again(
@@ -117,7 +115,7 @@ def test_a_job_that_was_cancelled_goes_on_when_its_run_is_submitted_again(
     assert slurm.wait(again) == "COMPLETED", output(run)
     assert sha(run) == sha(alone[LONG])
     assert timeless(run) == timeless(alone[LONG])
-    first, second = stretches(run)
+    first, second = attempts(run)
     assert (first["job"], second["job"], second["first_step"] > 0) == (job, again, True), output(run)
 
 
@@ -128,13 +126,13 @@ def test_a_job_that_loses_a_node_goes_on_without_it(
     """The script runs on n1, and so does the first rank."""
     job, run = submit(slurm, tmp_path, "checkpoint.every=100 steps", epochs=LONG)
     wait_until_training(slurm, run, 100)
-    assert stretches(run)[0]["hosts"] == ["n1", "n2"]
+    assert attempts(run)[0]["hosts"] == ["n1", "n2"]
     slurm.nodes[node].switch_off()
-    slurm.wait_for(lambda: len(stretches(run)) == 2, f"a second start: {slurm.state(job)} {output(run)}")
+    slurm.wait_for(lambda: len(attempts(run)) == 2, f"a second start: {slurm.state(job)} {output(run)}")
     assert slurm.wait(job) == "COMPLETED", output(run)
     assert sha(run) == sha(alone[LONG])
     assert timeless(run) == timeless(alone[LONG])
-    second = stretches(run)[1]
+    second = attempts(run)[1]
     assert second["restart"] == 1 and node not in second["hosts"] and second["first_step"] >= 100
 
 
@@ -148,7 +146,7 @@ def test_a_job_that_has_to_make_room_for_a_more_urgent_one_goes_on_after_it(
     assert slurm.wait(urgent) == "COMPLETED"
     assert slurm.wait(job) == "COMPLETED", output(run)
     assert sha(run) == sha(alone[LONG])
-    assert [stretch["status"] for stretch in stretches(run)] == ["stopped", "done"]
+    assert [attempt["status"] for attempt in attempts(run)] == ["stopped", "done"]
 
 
 def test_a_job_asks_for_gpus_and_runs_one_process_each(slurm: "Cluster", tmp_path: Path):
@@ -158,7 +156,7 @@ def test_a_job_asks_for_gpus_and_runs_one_process_each(slurm: "Cluster", tmp_pat
     job = re.findall(r"job (\d+)", shown)[0]
     assert slurm.wait(job) == "COMPLETED"
     assert "gpu:2" in slurm.facts(job)["TresPerNode"]
-    assert stretches(tmp_path / f"runs/digits-{job}")[0]["ranks"] == 4
+    assert attempts(tmp_path / f"runs/digits-{job}")[0]["ranks"] == 4
 
 
 def test_a_job_starts_again_no_more_often_than_allowed(slurm: "Cluster", tmp_path: Path):
@@ -167,7 +165,7 @@ def test_a_job_starts_again_no_more_often_than_allowed(slurm: "Cluster", tmp_pat
     slurm.run("scancel", "--signal=USR1", job)
     assert slurm.wait(job) == "FAILED"
     assert slurm.facts(job)["ExitCode"] == "75:0"
-    assert [stretch["status"] for stretch in stretches(run)] == ["stopped"]
+    assert [attempt["status"] for attempt in attempts(run)] == ["stopped"]
 
 
 def test_a_run_that_another_job_trains_is_not_submitted_again(slurm: "Cluster", tmp_path: Path):
@@ -211,7 +209,7 @@ def test_the_output_of_a_start_that_fails_is_kept(slurm: "Cluster", tmp_path: Pa
 @pytest.mark.nightly
 def test_a_job_that_reaches_its_time_limit_goes_on_in_another_start(slurm: "Cluster", tmp_path: Path):
     job, run = submit(slurm, tmp_path, "--time", "1", epochs=100_000)
-    slurm.wait_for(lambda: len(stretches(run)) > 2, "a third start", 300)
-    first, second, _ = stretches(run)
+    slurm.wait_for(lambda: len(attempts(run)) > 2, "a third start", 300)
+    first, second, _ = attempts(run)
     assert (first["status"], second["status"], second["first_step"]) == ("stopped", "stopped", first["last_step"])
     assert slurm.facts(job)["Restarts"] == "2"

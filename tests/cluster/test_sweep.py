@@ -75,7 +75,7 @@ def test_one_task_that_is_told_to_stop_starts_again_and_the_others_are_left_alon
     slurm.run("scancel", "--signal=USR1", f"{job}_1")
     slurm.wait_for(lambda: len(record(runs[1]).get("stretches", [])) == 2, f"a second start: {output(sweep)}")
     wait_for_all(slurm, job)
-    starts = [[stretch["status"] for stretch in record(run)["stretches"]] for run in runs]
+    starts = [[attempt["status"] for attempt in record(run)["stretches"]] for run in runs]
     assert starts == [["done"], ["stopped", "done"]], output(sweep)
 
 

@@ -13,7 +13,7 @@ from isoscale.data.batches import BatchPlan, copy_batch, map_tensors, tensors_of
 from isoscale.data.shards import cut
 
 
-class Pair(NamedTuple):
+class WeightedSum(NamedTuple):
     """A batch with names of its own."""
 
     input: torch.Tensor
@@ -128,9 +128,9 @@ def test_a_batch_larger_than_the_data_is_refused_with_both_numbers(drop_last):
 
 def test_mapping_over_tensors_keeps_structures_and_leaves_the_rest():
     ones = torch.ones(2)
-    batch = {"a": ones, "b": [ones, (ones, "text", 3)], "c": Pair(ones, "note"), "d": None, "e": {}}
+    batch = {"a": ones, "b": [ones, (ones, "text", 3)], "c": WeightedSum(ones, "note"), "d": None, "e": {}}
     doubled = map_tensors(batch, lambda tensor: tensor + 1)
-    assert type(doubled["b"]) is list and type(doubled["b"][1]) is tuple and type(doubled["c"]) is Pair
+    assert type(doubled["b"]) is list and type(doubled["b"][1]) is tuple and type(doubled["c"]) is WeightedSum
     assert doubled["b"][1][1:] == ("text", 3)
     assert doubled["c"].note == "note" and doubled["d"] is None and doubled["e"] == {}
     assert [tensor.tolist() for tensor in tensors_of(doubled)] == [[2, 2]] * 4

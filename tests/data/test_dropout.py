@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.rng import KeyedDropout, StepRandom, key_dropout
 
 
@@ -17,7 +17,7 @@ def run(module: nn.Module, input: Tensor, samples: list[int] | None = None, step
     random = StepRandom(seed)
     random.step = step
     random.samples = torch.arange(len(input)) if samples is None else torch.tensor(samples)
-    with keyed.use(random):
+    with rng.use(random):
         return module(input)
 
 
@@ -137,7 +137,7 @@ def test_outside_of_a_step_torchs_generator_draws():
 def test_a_tensor_whose_first_dimension_is_not_the_batch_is_refused_with_its_shape(shape):
     random = StepRandom(0)
     random.samples = torch.arange(4)
-    with keyed.use(random), pytest.raises(ValueError, match="first dimension is the batch") as caught:
+    with rng.use(random), pytest.raises(ValueError, match="first dimension is the batch") as caught:
         KeyedDropout(0.5, "model.drop")(torch.ones(shape))
     assert "'model.drop'" in str(caught.value) and str(shape) in str(caught.value) and "4 samples" in str(caught.value)
 
@@ -228,7 +228,7 @@ def test_the_masks_of_a_dropout_that_is_called_again_do_not_depend_on_how_the_ba
     model, input = Shared(), torch.ones(6, 50)
     key_dropout(model)
     whole, random, rows = run(model, input), StepRandom(0), []
-    with keyed.use(random):
+    with rng.use(random):
         for part in torch.arange(6).split(2):
             random.samples = part
             rows.append(model(input[part]))
@@ -241,7 +241,7 @@ def test_a_checkpointed_dropout_drops_in_the_backward_pass_what_it_dropped_in_th
     key_dropout(model)
     plain, saved = (torch.full((20, 30), 0.3, requires_grad=True) for _ in range(2))
     random = StepRandom(0)
-    with keyed.use(random):
+    with rng.use(random):
         random.samples = torch.arange(20)
         model(plain).sum().backward()
         random.samples = torch.arange(20)
@@ -255,7 +255,7 @@ def test_a_checkpointed_dropout_that_is_called_again_is_refused(use_reentrant):
     key_dropout(model)
     random = StepRandom(0)
     random.samples = torch.arange(4)
-    with keyed.use(random):
+    with rng.use(random):
         output = checkpoint(model, torch.ones(4, 5, requires_grad=True), use_reentrant=use_reentrant)
         with pytest.raises(ValueError, match="give every use a dropout module of its own"):
             output.square().sum().backward()

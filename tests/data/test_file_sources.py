@@ -61,8 +61,10 @@ def test_the_split_is_the_same_every_time_and_another_with_another_seed(snapshot
 
 
 def test_each_role_may_have_files_of_its_own(snapshots: Path):
-    role = {name: {"input": f"{snapshots}/s{name}.in.npy", "target": f"{snapshots}/s{name}.out.npy"} for name in (0, 2)}
-    data = Files(train=role[0], test=role[2])
+    split = {
+        name: {"input": f"{snapshots}/s{name}.in.npy", "target": f"{snapshots}/s{name}.out.npy"} for name in (0, 2)
+    }
+    data = Files(train=split[0], test=split[2])
     assert len(data.train) == 5 and len(data.test) == 3 and data.val is None and data.predict is data.test
     assert everything(data.train)["target"].tolist() == [0, 10, 20, 30, 40], "the order of the files"
 
@@ -78,7 +80,7 @@ def test_a_file_of_several_arrays_gives_them_all_by_name(tmp_path: Path):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"columns": {"a": "b"}, "train": {"a": "b"}}])
-def test_columns_are_either_split_or_given_by_role(arguments):
+def test_columns_are_either_split_or_given_by_split(arguments):
     assert "give columns, which are split, or give train, val and test" in refusal(**arguments)
 
 

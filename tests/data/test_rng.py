@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.hashing import MASK, derive_key, fold, mix
 from isoscale.data.rng import StepRandom
 
@@ -164,15 +164,15 @@ def test_it_is_known_whether_numbers_were_drawn():
 
 def test_the_current_randomness_ends_with_its_block_even_after_an_error():
     outer, inner = at([1]), at([2])
-    assert keyed.current() is None
-    with keyed.use(outer):
-        with pytest.raises(KeyError), keyed.use(inner):
-            assert keyed.current() is inner
+    assert rng.current() is None
+    with rng.use(outer):
+        with pytest.raises(KeyError), rng.use(inner):
+            assert rng.current() is inner
             raise KeyError
-        assert keyed.current() is outer
-        with keyed.use(None):
-            assert keyed.current() is None
-    assert keyed.current() is None
+        assert rng.current() is outer
+        with rng.use(None):
+            assert rng.current() is None
+    assert rng.current() is None
 
 
 class TestManyPurposes:

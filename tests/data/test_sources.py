@@ -77,8 +77,8 @@ def rows(count: int) -> TensorSource:
     return TensorSource({"input": torch.arange(count)})
 
 
-def roles(sources: Sources) -> dict[str, list[int]]:
-    """The indices of each role, for a source whose rows are their own index."""
+def splits(sources: Sources) -> dict[str, list[int]]:
+    """The indices of each split, for a source whose rows are their own index."""
     found = {"train": sources.train, "val": sources.val, "test": sources.test}
     return {
         name: source.fetch(torch.arange(len(source)))["input"].tolist()
@@ -234,20 +234,20 @@ def test_sources_take_anything_for_each_role_and_none_is_not_there():
 
 
 def test_a_split_by_fractions_cuts_everything_once():
-    found = roles(split_source(rows(10), {"train": 0.8, "val": 0.1, "test": 0.1}))
-    assert {role: len(indices) for role, indices in found.items()} == {"train": 8, "val": 1, "test": 1}
+    found = splits(split_source(rows(10), {"train": 0.8, "val": 0.1, "test": 0.1}))
+    assert {split: len(indices) for split, indices in found.items()} == {"train": 8, "val": 1, "test": 1}
     assert sorted(index for indices in found.values() for index in indices) == list(range(10))
 
 
 def test_a_split_by_numbers_may_leave_samples_out():
-    found = roles(split_source(rows(100), {"train": 60, "test": 15}))
-    assert {role: len(indices) for role, indices in found.items()} == {"train": 60, "test": 15}
+    found = splits(split_source(rows(100), {"train": 60, "test": 15}))
+    assert {split: len(indices) for split, indices in found.items()} == {"train": 60, "test": 15}
     assert not set(found["train"]) & set(found["test"])
 
 
 def test_numbers_and_fractions_mix():
-    found = roles(split_source(rows(100), {"train": 0.5, "val": 20, "test": 0.25}))
-    assert {role: len(indices) for role, indices in found.items()} == {"train": 50, "val": 20, "test": 25}
+    found = splits(split_source(rows(100), {"train": 0.5, "val": 20, "test": 0.25}))
+    assert {split: len(indices) for split, indices in found.items()} == {"train": 50, "val": 20, "test": 25}
 
 
 @pytest.mark.slow
@@ -257,10 +257,10 @@ def test_fractions_that_sum_to_one_use_every_sample_once_whatever_the_rounding(l
     low, high = sorted((one, other))
     parts = {"train": low / 100, "val": (high - low) / 100, "test": (100 - high) / 100}
     assume(all(part == 0 or part * length >= 1 for part in parts.values()))
-    found = roles(split_source(rows(length), parts))
+    found = splits(split_source(rows(length), parts))
     assert sorted(index for indices in found.values() for index in indices) == list(range(length))
-    for role, part in parts.items():
-        assert math.floor(part * length - 1e-6) <= len(found.get(role, [])) <= math.ceil(part * length + 1e-6)
+    for split, part in parts.items():
+        assert math.floor(part * length - 1e-6) <= len(found.get(split, [])) <= math.ceil(part * length + 1e-6)
 
 
 def test_a_fraction_that_rounds_at_a_half_is_not_refused():
@@ -269,12 +269,12 @@ def test_a_fraction_that_rounds_at_a_half_is_not_refused():
 
 def test_a_split_is_the_same_every_time_and_another_for_another_seed():
     parts = {"train": 0.5, "val": 0.5}
-    assert roles(split_source(rows(50), parts)) == roles(split_source(rows(50), parts))
-    assert roles(split_source(rows(50), parts)) != roles(split_source(rows(50), parts, seed=1))
+    assert splits(split_source(rows(50), parts)) == splits(split_source(rows(50), parts))
+    assert splits(split_source(rows(50), parts)) != splits(split_source(rows(50), parts, seed=1))
 
 
 def test_the_values_of_a_split_never_change():
-    assert roles(split_source(rows(1797), {"train": 3, "val": 2})) == {"train": [151, 1146, 196], "val": [1317, 718]}
+    assert splits(split_source(rows(1797), {"train": 3, "val": 2})) == {"train": [151, 1146, 196], "val": [1317, 718]}
 
 
 def test_a_role_without_samples_is_not_there():
@@ -312,8 +312,8 @@ def test_arrays_follow_their_split_and_its_seed(tmp_path):
     path = str(tmp_path / "data.npz")
     halves = Arrays(path, {"train": 0.5, "val": 0.5})
     assert len(halves.train) == len(halves.val) == 10 and halves.test is None
-    assert roles(halves) == roles(Arrays(path, {"train": 0.5, "val": 0.5}))
-    assert roles(halves) != roles(Arrays(path, {"train": 0.5, "val": 0.5}, split_seed=1))
+    assert splits(halves) == splits(Arrays(path, {"train": 0.5, "val": 0.5}))
+    assert splits(halves) != splits(Arrays(path, {"train": 0.5, "val": 0.5}, split_seed=1))
 
 
 def test_a_file_that_is_missing_is_named_with_what_to_set(tmp_path):

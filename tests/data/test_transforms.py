@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.transforms import Divide, Flatten, Noise, Normalize
 from isoscale.errors import UserError
 
@@ -93,9 +93,9 @@ def test_another_number_of_channels_is_refused_rather_than_broadcast():
 
 
 def noise_of(samples, step=0, seed=0):
-    random = keyed.StepRandom(seed)
+    random = rng.StepRandom(seed)
     random.step, random.samples = step, torch.tensor(samples)
-    with keyed.use(random):
+    with rng.use(random):
         return Noise(0.5)({"input": torch.zeros(len(samples), 400)})["input"]
 
 

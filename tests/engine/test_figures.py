@@ -1,4 +1,4 @@
-"""What a training tells besides losses: layers, exhibits, tallies, where time went."""
+"""What a training tells besides losses: layers, figures, tallies, where time went."""
 
 import json
 import math
@@ -19,22 +19,22 @@ from isoscale.engine.diagnose.layers import look_at
 from isoscale.engine.state.checkpoint import read_weights
 from isoscale.engine.task import Tally, Task
 from isoscale.errors import UserError
-from isoscale.observe.events import Exhibited
-from isoscale.observe.figures import Exhibit, Histogram, Matrix, Network, Pictures
+from isoscale.observe.events import FiguresMade
+from isoscale.observe.figures import Figure, Histogram, Matrix, Network, Pictures
 from isoscale.observe.layer_table import layer_lines, visible
 from isoscale.observe.tensorboard import observer as tensorboard
-from isoscale.runs.inference import exhibits
+from isoscale.runs.inference import figures
 from tests.helpers import QUIET, sha, timeless, train
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[Exhibited]:
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[FiguresMade]:
     """Everything that a training at level 2 shows."""
-    events: list[Exhibited] = []
+    events: list[FiguresMade] = []
     notify = tensorboard.TensorBoard.notify
 
     def listen(self: Any, event: Any) -> None:
-        if isinstance(event, Exhibited):
+        if isinstance(event, FiguresMade):
             events.append(event)
         notify(self, event)
 
@@ -42,21 +42,21 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Exhibited]:
     return events
 
 
-class TestExhibits:
+class TestFigures:
     @pytest.mark.slow
     def test_a_training_shows_inputs_model_results_and_distributions(
-        self, shown: list[Exhibited], tmp_path: Path
+        self, shown: list[FiguresMade], tmp_path: Path
     ) -> None:
         train(tmp_path / "run", train__epochs=2, observe__tensorboard=2)
         start, *evaluations = shown
-        assert start.step == 0 and set(start.exhibits) == {"train/inputs", "model"}
-        assert isinstance(start.exhibits["train/inputs"], Pictures)
-        assert isinstance(start.exhibits["model"], Network)
+        assert start.step == 0 and set(start.figures) == {"train/inputs", "model"}
+        assert isinstance(start.figures["train/inputs"], Pictures)
+        assert isinstance(start.figures["model"], Network)
         assert [event.step for event in evaluations] == [23, 46]
-        names = set(evaluations[0].exhibits)
+        names = set(evaluations[0].figures)
         assert {"val/confusion", "val/precision_recall", "val/predictions"} < names
         assert {"parameters/model.layers.0.weight", "gradients/model.layers.0.weight"} < names
-        matrix = evaluations[-1].exhibits["val/confusion"]
+        matrix = evaluations[-1].figures["val/confusion"]
         assert isinstance(matrix, Matrix) and matrix.counts.sum() == 179
 
     @pytest.mark.slow
@@ -65,9 +65,9 @@ class TestExhibits:
         looked_at = train(tmp_path / "shown", train__epochs=2, observe__tensorboard=2)
         assert sha(plain) == sha(looked_at) and timeless(plain) == timeless(looked_at)
 
-    def test_results_are_those_of_the_averaged_weights(self, shown: list[Exhibited], tmp_path: Path) -> None:
+    def test_results_are_those_of_the_averaged_weights(self, shown: list[FiguresMade], tmp_path: Path) -> None:
         run = train(tmp_path / "run", train__epochs=1, observe__tensorboard=2, train__ema=0.99, schedule__warmup=0)
-        matrix = shown[-1].exhibits["val/confusion"]
+        matrix = shown[-1].figures["val/confusion"]
         assert isinstance(matrix, Matrix)
         source = run.data().val
         batch, found = source.fetch(torch.arange(len(source))), []
@@ -92,7 +92,7 @@ class TestExhibits:
         events = EventAccumulator(str(run.tensorboard / "final")).Reload()
         assert [event.value for event in events.Scalars("loss/best")] == [0.0]
 
-    def test_gradients_are_those_of_the_last_step(self, shown: list[Exhibited], tmp_path: Path) -> None:
+    def test_gradients_are_those_of_the_last_step(self, shown: list[FiguresMade], tmp_path: Path) -> None:
         model = nn.Linear(3, 1, bias=False)
         data = {"input": torch.eye(3), "target": torch.ones(3, 1)}
         start = model.weight.detach().clone()
@@ -100,7 +100,7 @@ class TestExhibits:
         sources = isoscale.Sources(train=data, val=data)
         keys = {"observe.level": "error", "observe.tensorboard": 2}
         isoscale.Trainer(recipe, run=tmp_path / "run", **keys).fit(isoscale.Supervised(model), sources)
-        found = shown[-1].exhibits["gradients/model.weight"]
+        found = shown[-1].figures["gradients/model.weight"]
         expected = (2 / 3 * (start - 1)).flatten()
         assert isinstance(found, Histogram) and found.counts.sum() == 3
         assert found.edges[0] == pytest.approx(float(expected.min()), rel=1e-4)
@@ -115,7 +115,7 @@ class TestExhibits:
         run = isoscale.Trainer({"data": {"batch_size": 4}, "train": {"steps": 2}}, run=tmp_path / "r", **QUIET).fit(
             Silent(nn.Linear(2, 1)), isoscale.Sources(train=data, val=data)
         )
-        assert exhibits(isoscale.Run(run.path, Silent(nn.Linear(2, 1)), isoscale.Sources(val=data))) == {}
+        assert figures(isoscale.Run(run.path, Silent(nn.Linear(2, 1)), isoscale.Sources(val=data))) == {}
 
     def test_histograms_count_finite_values_only(self) -> None:
         module = nn.Linear(2, 2)
@@ -174,7 +174,7 @@ class Scaled(nn.Module):
         self.register_buffer("scale", torch.zeros(2))
         self.measured = 0
 
-    def measure(self, sample: Callable[[int], Tensor]) -> None:
+    def fit_statistics(self, sample: Callable[[int], Tensor]) -> None:
         self.measured += 1
         self.scale.copy_(sample(1000).std(0))  # type: ignore[operator]
 
@@ -307,7 +307,7 @@ def test_training_time_is_logged_and_goes_on_after_a_restart(tmp_path: Path) -> 
 
 def test_a_source_and_outputs_reach_the_task_in_its_order(tmp_path: Path) -> None:
     class Telling(isoscale.Supervised):
-        def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Exhibit]:
+        def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Figure]:
             rows = source.fetch(torch.arange(len(source)))["input"]
             torch.testing.assert_close(outputs["prediction"], self.model(rows).detach())
             return {"table": Matrix(np.zeros((1, 1), dtype=np.int64), ["a"])}
@@ -317,4 +317,4 @@ def test_a_source_and_outputs_reach_the_task_in_its_order(tmp_path: Path) -> Non
     run = isoscale.Trainer({"data": {"batch_size": 4}, "train": {"steps": 2}}, run=tmp_path / "r", **QUIET).fit(
         Telling(nn.Linear(2, 1)), sources
     )
-    assert list(exhibits(run)) == ["table"]
+    assert list(figures(run)) == ["table"]

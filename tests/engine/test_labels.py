@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import isoscale
 from isoscale.data.sources import Subset, TensorSource
-from isoscale.engine.metrics.losses import LOSSES, METRICS, as_pair, cross_entropy, find_loss, find_metric
+from isoscale.engine.metrics.losses import LOSSES, METRICS, as_weighted_sum, cross_entropy, find_loss, find_metric
 from isoscale.errors import UserError
 from isoscale.science.images import Classifier
 from isoscale.science.images.metrics import confusion_counts
@@ -270,7 +270,7 @@ def test_values_and_probabilities_are_not_taken_for_labels() -> None:
         batch = {"input": inputs, "target": target}
         task = isoscale.Supervised(model, loss)
         task.check_data("train", Subset(TensorSource(batch), torch.arange(3)))
-        torch.testing.assert_close(as_pair(task.training_step(batch, 0), 4).mean, plain(model(inputs), target))
+        torch.testing.assert_close(as_weighted_sum(task.training_step(batch, 0), 4).mean, plain(model(inputs), target))
     with pytest.raises(UserError, match="labels of the train data"):
         source = TensorSource({"input": inputs, "target": values})
         isoscale.Supervised(network(), "cross_entropy").check_data("train", Subset(source, torch.arange(3)))

@@ -89,7 +89,7 @@ def test_fp16_skips_an_update_that_overflows_and_lowers_its_scale(tmp_path: Path
     class Steep(Watched):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             pair = super().training_step(batch, batch_idx)
-            return isoscale.Pair(pair.sum * (1e36 if batch_idx == 0 else 1.0), pair.weight)
+            return isoscale.WeightedSum(pair.sum * (1e36 if batch_idx == 0 else 1.0), pair.weight)
 
     task = Steep(nn.Linear(5, 2), "cross_entropy")
     recipe = {**RECIPE, "train": {**RECIPE["train"], "precision": "fp16", "epochs": 1}}

@@ -96,7 +96,7 @@ class Shown(isoscale.Supervised):
 def test_a_task_that_shows_its_predictions_sees_them_in_stored_units(tmp_path: Path):
     made = Shown(nn.Linear(3, 2), input="x", target="y")
     run = fit(tmp_path / "run", [NAMED["normalize"]], made)
-    isoscale.exhibits(run)
+    isoscale.figures(run)
     assert made.seen.equal(isoscale.predict(run)["prediction"])
 
 

@@ -31,7 +31,7 @@ class TwoTerms(isoscale.Task):
         if self.training:
             self.sizes.append(len(batch["y"]))
         error = (self.used(batch["x"]).squeeze(1) - batch["y"]) ** 2
-        return {"near": error.mean(), "far": isoscale.Pair((error * batch["n"]).sum(), batch["n"].sum())}
+        return {"near": error.mean(), "far": isoscale.WeightedSum((error * batch["n"]).sum(), batch["n"].sum())}
 
 
 def data() -> isoscale.Sources:

@@ -437,7 +437,11 @@ class TestNotFinite:
 
             def training_step(self, batch: Any, batch_idx: int) -> Any:
                 pair = super().training_step(batch, batch_idx)
-                return pair if batch_idx != 7 or not self.broken else isoscale.Pair(pair.sum * math.nan, pair.weight)
+                return (
+                    pair
+                    if batch_idx != 7 or not self.broken
+                    else isoscale.WeightedSum(pair.sum * math.nan, pair.weight)
+                )
 
         options = {"checkpoint__every": "1 steps"}
         with pytest.raises(UserError, match="NaN or infinite"):
@@ -454,7 +458,7 @@ class TestNotFinite:
             def training_step(self, batch: Any, batch_idx: int) -> Any:
                 pair = super().training_step(batch, batch_idx)
                 root = (0.0 * pair.sum).sqrt() if batch_idx == 4 else 0.0  # 0, with a slope that is NaN
-                return isoscale.Pair(pair.sum + root, pair.weight)
+                return isoscale.WeightedSum(pair.sum + root, pair.weight)
 
         task = Kinked()
         with pytest.raises(UserError, match=r"NaN or infinite between step 3 and step 6 \(mean loss 0\.\d+\)"):
@@ -479,7 +483,7 @@ class Terms(Watched):
         scores = self.model(batch["input"])
         return {
             "fit": functional.cross_entropy(scores, batch["target"]),
-            "size": isoscale.Pair(scores.square().sum(), scores.numel()),
+            "size": isoscale.WeightedSum(scores.square().sum(), scores.numel()),
         }
 
 
@@ -551,13 +555,13 @@ class TestRecord:
             if file.is_file() and file.name not in ("log.txt",)
         }
 
-    @pytest.mark.parametrize("role", ["train", "val"])
-    def test_changed_data_is_refused_and_the_run_stays_as_it_is(self, role: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("split", ["train", "val"])
+    def test_changed_data_is_refused_and_the_run_stays_as_it_is(self, split: str, tmp_path: Path) -> None:
         fit(tmp_path / "run")
         before = self.snapshot(tmp_path / "run")
         changed = sources()
-        getattr(changed, role).tensors["input"][0] += 1
-        with pytest.raises(UserError, match=rf"the data \({role}\) is not the data that this run was started with"):
+        getattr(changed, split).tensors["input"][0] += 1
+        with pytest.raises(UserError, match=rf"the data \({split}\) is not the data that this run was started with"):
             fit(tmp_path / "run", data=changed, train__epochs=3)
         assert self.snapshot(tmp_path / "run") == before
         assert isoscale.Run(tmp_path / "run").status == "done"
@@ -722,15 +726,15 @@ class Adapting(Watched):
     as_stored = frozenset(("input",))
 
     def adapt(self, data: Any, ranks: Any, say: Any) -> Any:
-        assert (ranks.rank, ranks.world, ranks.hear(3, "a number")) == (0, 1, [3])
+        assert (ranks.rank, ranks.world_size, ranks.all_gather(3, "a number")) == (0, 1, [3])
         say("doubled")
         return isoscale.Sources(train=self._doubled(data.train), val=self._doubled(data.val))
 
     def _doubled(self, source: Any) -> dict[str, Tensor]:
         return {**source.tensors, "input": source.tensors["input"].double() * 2}
 
-    def measure(self, training: Any) -> None:
-        assert len(training.source) == 95 and training.ranks.world == 1
+    def fit_statistics(self, training: Any) -> None:
+        assert len(training.source) == 95 and training.ranks.world_size == 1
         self.register_buffer("largest", training(95)["input"].abs().max())
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:

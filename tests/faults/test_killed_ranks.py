@@ -90,9 +90,9 @@ def in_an_evaluation() -> Around:
 
     whole = Evaluations.validate
 
-    def noting(evaluations: Any, role: Any) -> Any:
+    def noting(evaluations: Any, split: Any) -> Any:
         _now.update(step=evaluations.progress.step, batches=0)
-        return whole(evaluations, role)
+        return whole(evaluations, split)
 
     def around(kill: Callable[[int], None], plain: Any, *words: Any) -> Any:
         _now["batches"] += 1

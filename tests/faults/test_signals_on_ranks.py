@@ -70,9 +70,9 @@ def signalled_in_an_evaluation(number: int, who: int, at: int) -> None:
     whole, plain = Evaluations.validate, Classifier.validation_step
     now = [0, 0]
 
-    def noting(evaluations: Any, role: Any) -> Any:
+    def noting(evaluations: Any, split: Any) -> Any:
         now[:] = [evaluations.progress.step, 0]
-        return whole(evaluations, role)
+        return whole(evaluations, split)
 
     def validating(task: Any, batch: Any, batch_idx: int) -> Any:
         now[1] += 1

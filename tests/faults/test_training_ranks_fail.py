@@ -143,7 +143,7 @@ def test_a_rank_that_never_comes_back_from_a_step_is_named(rank: int, uninterrup
     assert "hangs: others have waited" in ended[0].err and "in fail, " in ended[0].err
     assert "faulty.py:" in ended[0].err and "parallel.timeout" in ended[0].err
     assert "hangs" in record(tmp_path)["message"]
-    assert [stretch["status"] for stretch in record(tmp_path)["stretches"]] == ["failed"]
+    assert [attempt["status"] for attempt in record(tmp_path)["stretches"]] == ["failed"]
     ended = command_on(2, tmp_path, *RECIPE)
     assert [end.code for end in ended] == [0, 0], ended
     assert sha(tmp_path / "run") == sha(uninterrupted) and timeless(tmp_path / "run") == timeless(uninterrupted)

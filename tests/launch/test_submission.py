@@ -17,7 +17,7 @@ from isoscale.launch.config import Resources, merged, notice, resources
 from isoscale.launch.profiles import examples, read_profile
 from isoscale.launch.submission import plan
 from isoscale.recipe.schema import Launch, slurm_seconds
-from isoscale.runs import attempts as stretches
+from isoscale.runs import attempts as attempts
 from isoscale.runs.run import Run
 from tests import warm
 from tests.cli.conftest import isoscale
@@ -236,10 +236,10 @@ def test_the_ledger_has_every_start(tmp_path: Path):
 
 def test_a_stretch_that_never_ended_was_killed():
     variables = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
-    ledger = stretches.begun(stretches.begun([], 0, ["a"], {}), 5, ["a", "a", "b"], variables)
+    ledger = attempts.begun(attempts.begun([], 0, ["a"], {}), 5, ["a", "a", "b"], variables)
     assert [entry["status"] for entry in ledger] == ["killed", "running"]
     assert (ledger[1]["job"], ledger[1]["restart"], ledger[1]["hosts"], ledger[1]["ranks"]) == ("7", 1, ["a", "b"], 3)
-    assert stretches.ended(ledger, "done", 9, 1200.0, 1)[1]["device_hours"] == 1.0
+    assert attempts.ended(ledger, "done", 9, 1200.0, 1)[1]["device_hours"] == 1.0
 
 
 def test_a_local_run_is_shown_stopped_and_read(tmp_path: Path, isoscale):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import isoscale
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.engine.state.checkpoint import read_weights
 from tests.helpers import cli, first_of, sha, timeless
 from tests.ranks import fit_on, train_on
@@ -23,7 +23,7 @@ class Noise:
 
     def __call__(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add it."""
-        random = keyed.current()
+        random = rng.current()
         if random is None:
             return batch
         inputs = batch["input"]

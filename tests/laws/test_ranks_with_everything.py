@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import isoscale
 from isoscale.data.mixture import Mixture
-from isoscale.engine.metrics.weighted_sum import Pair
+from isoscale.engine.metrics.weighted_sum import WeightedSum
 from isoscale.engine.state.checkpoint import read_weights
 from tests.helpers import sha, timeless
 from tests.laws.test_any_number_of_ranks import assert_close
@@ -91,19 +91,19 @@ class Terms(isoscale.Task):
         self.accuracy = MulticlassAccuracy(3, average="micro")
         self.train_accuracy = MulticlassAccuracy(3, average="micro")
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Pair]:
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, WeightedSum]:
         """The terms of a loss."""
         logits = self.net(batch["input"])
         mask = (batch["input"][:, 0] > 0).float()
         chosen = (logits.square().sum(1) * mask).sum()
         atoms = batch["input"].abs().sum(1).detach()
-        self.log("masked", Pair(chosen.detach(), mask.sum()))
+        self.log("masked", WeightedSum(chosen.detach(), mask.sum()))
         self.train_accuracy.update(logits, self.classes(batch))
         self.log("accuracy", self.train_accuracy)
         entropy = nn.functional.cross_entropy(logits, self.classes(batch), reduction="sum")
         return {
-            "entropy": Pair(entropy, len(logits)), "small": Pair(chosen, mask.sum()),
-            "scaled": Pair((logits.mean(1).square() * atoms).sum(), atoms.sum()),
+            "entropy": WeightedSum(entropy, len(logits)), "small": WeightedSum(chosen, mask.sum()),
+            "scaled": WeightedSum((logits.mean(1).square() * atoms).sum(), atoms.sum()),
         }  # fmt: skip
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:

@@ -67,10 +67,10 @@ class Parts(isoscale.Task):
         self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
         self.sizes: list[int] = []
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> isoscale.Pair:
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> isoscale.WeightedSum:
         self.sizes.append(len(batch["input"]))
         errors = (self.model(batch["input"]) - batch["target"]).square()
-        return isoscale.Pair((batch["weight"] * errors).sum(), batch["weight"].sum())
+        return isoscale.WeightedSum((batch["weight"] * errors).sum(), batch["weight"].sum())
 
 
 def trained_in_parts(path: Path, **overrides: Any) -> tuple[Parts, list[float], dict[str, Tensor]]:

@@ -267,23 +267,23 @@ FAULTS = [
         "reduction across ranks",
         "the confusion matrix is that of one rank's samples",
         "engine/metrics/together.py",
-        '        ranks.sum_(counts, "the counts of an evaluation")\n',
-        '        ranks.sum_(counts.clone(), "the counts of an evaluation")\n',
+        '        ranks.all_reduce(counts, "the counts of an evaluation")\n',
+        '        ranks.all_reduce(counts.clone(), "the counts of an evaluation")\n',
     ),
     Fault(
         "reduction across ranks",
         "under manual optimisation every rank counts the same, however many samples it has",
         "engine/lightning/manual_optimization.py",
         "self.weight = self._plan.share(size).count / size",
-        "self.weight = 1 / self._ranks.world",
+        "self.weight = 1 / self._ranks.world_size",
     ),
     # -------------------------------------------------------------------------------------------------- accumulation
     Fault(
         "accumulation",
         "the loss of a part is not weighted by its samples",
         "engine/metrics/losses.py",
-        "return Pair.of_mean(value.reshape(()) if value.dim() else value, count)",
-        "return Pair.of_mean(value.reshape(()) if value.dim() else value, 1)",
+        "return WeightedSum.of_mean(value.reshape(()) if value.dim() else value, count)",
+        "return WeightedSum.of_mean(value.reshape(()) if value.dim() else value, 1)",
     ),
     Fault(
         "accumulation",
@@ -385,7 +385,7 @@ FAULTS = [
         "evaluation and best weights",
         "evaluations measure the weights and not their averages",
         "engine/evaluations.py",
-        "with self.parts.average.swapped_in() if self.parts.average else nullcontext():",
+        "with self.parts.ema.swapped_in() if self.parts.ema else nullcontext():",
         "with nullcontext():",
     ),
     Fault(

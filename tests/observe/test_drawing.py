@@ -1,4 +1,4 @@
-"""Exhibits as figures: what is drawn is what was counted."""
+"""Drawing figures: what is drawn is what was counted."""
 
 import subprocess
 import sys

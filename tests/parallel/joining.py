@@ -16,8 +16,8 @@ except Exception as error:
         print(describe(error), file=sys.stderr)
     sys.exit(exit_code(error))
 total = torch.tensor([float(ranks.rank + 1)])
-ranks.sum_(total)
+ranks.all_reduce(total)
 print(json.dumps({
     "rank": ranks.rank, "local_rank": ranks.local_rank, "hosts": ranks.hosts, "backend": ranks.backend,
-    "sum": total.item(), "heard": ranks.hear(ranks.rank), "again": world.join("cpu") is ranks,
+    "sum": total.item(), "heard": ranks.all_gather(ranks.rank), "again": world.join("cpu") is ranks,
 }))  # fmt: skip

@@ -42,12 +42,12 @@ def test_arrays_paths_shapes_and_types_arrive():
     assert found["shape"] == (2, 3) and found["type"] is torch.float16 and found["nan"] != found["nan"]
 
 
-class Pair(NamedTuple):
+class WeightedSum(NamedTuple):
     a: int
     b: int
 
 
-@pytest.mark.parametrize("value", [Pair(1, 2), object(), print, torch.eye(2).to_sparse(), b"bytes"])
+@pytest.mark.parametrize("value", [WeightedSum(1, 2), object(), print, torch.eye(2).to_sparse(), b"bytes"])
 def test_what_is_not_plain_is_refused_by_name(value: Any):
     with pytest.raises(TypeError, match="ranks cannot tell each other a word: it is a"):
         pack([value], "a word", KEY)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from isoscale.parallel.health import server as hubs
-from isoscale.parallel.health.client import Watch
-from isoscale.parallel.health.server import Hub, Line
+from isoscale.parallel.health.client import HealthClient
+from isoscale.parallel.health.server import HealthServer, Line
 from isoscale.parallel.secret import Key
 
 HOSTS = ("n1", "n2")
@@ -22,9 +22,9 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_words_arrive_in_their_order_with_the_rank_and_before_a_failure():
-    hub, heard = Hub(HOSTS, Key(b"secret")), []
-    first, second = (Watch(rank, HOSTS, ("127.0.0.1", hub.port), hub.key) for rank in (0, 1))
-    hub.listener = lambda rank, words: heard.append((rank, words, first.cause))
+    server, heard = HealthServer(HOSTS, Key(b"secret")), []
+    first, second = (HealthClient(rank, HOSTS, ("127.0.0.1", server.port), server.key) for rank in (0, 1))
+    server.listener = lambda rank, words: heard.append((rank, words, first.cause))
     for number in range(100):
         assert second.say([number])
     second.failed(ValueError("boom"))
@@ -34,8 +34,8 @@ def test_words_arrive_in_their_order_with_the_rank_and_before_a_failure():
 
 
 def test_who_is_not_listened_to_loses_nothing_else():
-    hub = Hub(HOSTS, Key(b"secret"))
-    watches = [Watch(rank, HOSTS, ("127.0.0.1", hub.port), hub.key) for rank in (0, 1)]
+    server = HealthServer(HOSTS, Key(b"secret"))
+    watches = [HealthClient(rank, HOSTS, ("127.0.0.1", server.port), server.key) for rank in (0, 1)]
     assert watches[1].say(["to nobody"])
     watches[1].failed(ValueError("boom"))
     until(lambda: watches[0].cause)
@@ -45,12 +45,12 @@ def test_who_is_not_listened_to_loses_nothing_else():
 
 def test_where_rank_0_does_not_read_a_rank_does_not_wait_for_it(monkeypatch):
     monkeypatch.setattr(hubs, "UNREACHABLE", 1)  # a rank that waits gives up then
-    monkeypatch.setattr(Watch, "_run", lambda watch: None)  # nothing else uses the connection
+    monkeypatch.setattr(HealthClient, "_run", lambda watch: None)  # nothing else uses the connection
     tried: list[bool] = []
     send = Line.send
     monkeypatch.setattr(Line, "send", lambda line, **words: tried.append("said" in words) or send(line, **words))
-    hub = Hub(HOSTS, Key(b"secret"))
-    watch = Watch(1, HOSTS, ("127.0.0.1", hub.port), hub.key)
+    server = HealthServer(HOSTS, Key(b"secret"))
+    watch = HealthClient(1, HOSTS, ("127.0.0.1", server.port), server.key)
     with socket.create_server(("127.0.0.1", 0)) as server:
         watch._line = Line(socket.create_connection(server.getsockname()))
         num_said = 0

@@ -13,7 +13,7 @@ from isoscale.errors import UserError
 from isoscale.parallel import world
 from isoscale.parallel.collectives import ALONE
 from isoscale.parallel.health import rendezvous
-from isoscale.parallel.health.rendezvous import Comer, interface
+from isoscale.parallel.health.rendezvous import Arrival, interface
 from tests import warm
 from tests.parallel.processes import ends, free_port, ranks, variables
 
@@ -119,7 +119,7 @@ def test_the_patience_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_interface_is_that_of_the_way_to_the_others():
-    here = [Comer("a", 1, "127.0.0.1"), Comer("a", 2, "127.0.0.1")]
+    here = [Arrival("a", 1, "127.0.0.1"), Arrival("a", 2, "127.0.0.1")]
     assert interface(here, 0) == "lo"
 
 
@@ -127,5 +127,5 @@ def test_a_machine_whose_name_means_itself_takes_the_way_to_another_one(monkeypa
     monkeypatch.setattr(rendezvous, "own_address", {"10.0.0.2": "10.0.0.1"}.__getitem__)
     monkeypatch.setattr(rendezvous, "address_of", {"lo": "127.0.0.1", "eth0": "10.0.0.1"}.get)
     monkeypatch.setattr(rendezvous.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
-    comers = [Comer("a", 1, "127.0.0.1"), Comer("b", 2, "10.0.0.2")]
-    assert interface(comers, 0) == "eth0"
+    arrivals = [Arrival("a", 1, "127.0.0.1"), Arrival("b", 2, "10.0.0.2")]
+    assert interface(arrivals, 0) == "eth0"

@@ -32,8 +32,8 @@ def test_a_job_that_starts_again_goes_on_with_each_of_its_runs(monkeypatch: pyte
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     longer = {"train.steps": 5}
     assert [train(**longer), train(seed=1, **longer), train(seed=2, **longer)] == [*names, "digits-4711-3"]
-    stretches = json.loads(Path("runs", names[1], "run.json").read_text())["stretches"]
-    assert [(stretch["restart"], stretch["first_step"], stretch["last_step"]) for stretch in stretches] == [
+    attempts = json.loads(Path("runs", names[1], "run.json").read_text())["stretches"]
+    assert [(attempt["restart"], attempt["first_step"], attempt["last_step"]) for attempt in attempts] == [
         (0, 0, 3), (1, 3, 5),
     ]  # fmt: skip
 

@@ -27,7 +27,7 @@ from tests.science.potentials import made_systems
 
 ROWS = 2000
 BETWEEN = 777
-"""A row that is none of the 64 samples of a role."""
+"""A row that is none of the 64 samples of a split."""
 
 
 @pytest.fixture(autouse=True)

@@ -229,15 +229,15 @@ def test_chosen_samples_come_in_the_order_in_which_they_were_chosen(sampler: Any
     torch.testing.assert_close(isoscale.predict(run, data=loader)["prediction"], expected(run, X[SOME]))
 
 
-@pytest.mark.parametrize("role", ["train", "val", "test", "predict"])
-def test_data_may_be_handed_over_for_any_role(role: str, run: isoscale.Run):
-    for data in (X, isoscale.Sources(**{role: X}), DataLoader(X, batch_size=8)):
-        torch.testing.assert_close(isoscale.predict(run, data=data, role=role)["prediction"], expected(run))
+@pytest.mark.parametrize("split", ["train", "val", "test", "predict"])
+def test_data_may_be_handed_over_for_any_split(split: str, run: isoscale.Run):
+    for data in (X, isoscale.Sources(**{split: X}), DataLoader(X, batch_size=8)):
+        torch.testing.assert_close(isoscale.predict(run, data=data, split=split)["prediction"], expected(run))
 
 
-def test_a_data_module_is_asked_for_the_role(run: isoscale.Run):
+def test_a_data_module_is_asked_for_the_split(run: isoscale.Run):
     for data, rows in ((Everywhere(), X.flip(0)), (OnlyPredict(), X)):
-        found = isoscale.predict(run, data=data, role="predict")["prediction"]
+        found = isoscale.predict(run, data=data, split="predict")["prediction"]
         torch.testing.assert_close(found, expected(run, rows))
 
 
@@ -268,8 +268,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         DataLoader(TensorDataset(X), sampler=WeightedRandomSampler([1.0] * 50, 9)),
         "at random .WeightedRandomSampler",
     ),
-    "another part": (isoscale.Sources(predict=X), r"no test part; take another one: predict \(role='predict'"),
-    "another loader": (OnlyPredict(), r"no test part; take another one: predict \(role='predict'"),
+    "another part": (isoscale.Sources(predict=X), r"no test part; take another one: predict \(split='predict'"),
+    "another loader": (OnlyPredict(), r"no test part; take another one: predict \(split='predict'"),
     "a file that is not there": ("nowhere.npy", "data='nowhere.npy' is taken for a file of samples"),
     "a file of another kind": (__file__, "is taken for a file of samples"),
     "different lengths": ((X, Y[:7]), r"numbers of rows are \[7, 50\]"),
@@ -316,7 +316,7 @@ def test_limits_of_a_training_do_not_cut_what_is_predicted(tmp_path: Path):
     run = fit(tmp_path / "run", isoscale.Supervised(nn.Linear(4, 1)), train={"epochs": 1, "limit_test_batches": 1})
     assert len(isoscale.predict(run)["prediction"]) == len(isoscale.predict(run, data=ALL)["prediction"]) == 200
     run = fit(tmp_path / "over", isoscale.Supervised(nn.Linear(4, 1)), train={"epochs": 1, "overfit_batches": 1})
-    assert len(isoscale.predict(run, data=ALL, role="val")["prediction"]) == 200
+    assert len(isoscale.predict(run, data=ALL, split="val")["prediction"]) == 200
 
 
 def test_nothing_reads_on_when_all_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -440,7 +440,7 @@ class TestALightningModule:
     def test_predicts_every_row(self, data: Any, light_run: isoscale.Run):
         with torch.no_grad():
             rows = light_run.model()(X)
-        torch.testing.assert_close(isoscale.predict(light_run, data=data, role="predict")["prediction"], rows)
+        torch.testing.assert_close(isoscale.predict(light_run, data=data, split="predict")["prediction"], rows)
 
     def test_says_what_it_cannot_read(self, light_run: isoscale.Run):
         with pytest.raises(

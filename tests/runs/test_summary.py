@@ -22,7 +22,7 @@ class System(TensorSource):
         self.name, self.num_atoms = name, num_atoms
 
 
-def role(*systems: TensorSource, batch_size: int = 4, probabilities: Any = "uniform") -> Any:
+def split(*systems: TensorSource, batch_size: int = 4, probabilities: Any = "uniform") -> Any:
     mixture = Mixture(systems, probabilities)
     plans = [BatchPlan(len(system), batch_size) for system in systems]
     draws = RandomDraws(0, system_probabilities(probabilities, [plan.steps_per_epoch for plan in plans]))
@@ -34,7 +34,7 @@ def alone(system: TensorSource, batch_size: int = 4) -> Any:
 
 
 def test_systems_stand_in_a_table_with_how_often_each_is_drawn() -> None:
-    train = role(System("water/data_0", 80, 192), System("ice", 1600, 96), probabilities=[1, 3])
+    train = split(System("water/data_0", 80, 192), System("ice", 1600, 96), probabilities=[1, 3])
     assert system_lines(train, alone(System("water/data_3", 80, 192))) == [
         "  training system  samples  atoms  batch  batches  probability",
         "  water/data_0          80    192      4       20       0.2500",
@@ -56,21 +56,21 @@ def test_systems_that_share_batches_have_none_of_their_own() -> None:
 
 def test_sources_without_names_have_no_table() -> None:
     plain = TensorSource(torch.zeros(8))
-    assert system_lines(role(plain, plain), alone(plain)) == []
+    assert system_lines(split(plain, plain), alone(plain)) == []
 
 
 def test_samples_that_are_not_of_atoms_have_no_such_column() -> None:
-    head, *_ = system_lines(role(System("one", 8), System("two", 8)), None)
+    head, *_ = system_lines(split(System("one", 8), System("two", 8)), None)
     assert head.split() == ["training", "system", "samples", "batch", "batches", "probability"]
 
 
 def test_of_many_systems_the_first_are_named_and_the_others_counted() -> None:
-    lines = system_lines(role(*(System(f"system.{number}", 8, 3) for number in range(40))), None)
+    lines = system_lines(split(*(System(f"system.{number}", 8, 3) for number in range(40))), None)
     assert len(lines) == 17 and lines[15].startswith("  system.14 ") and lines[16] == "  … 25 more systems"
 
 
 def test_a_long_path_leaves_the_table_as_wide_as_a_small_terminal_and_shows_its_end() -> None:
-    head, row = system_lines(role(System(f"/scratch/{'deep/' * 20}water/data_0", 8, 3)), None)
+    head, row = system_lines(split(System(f"/scratch/{'deep/' * 20}water/data_0", 8, 3)), None)
     assert row.split()[0].startswith("…/deep/") and row.split()[0].endswith("/water/data_0")
     assert len(head) == len(row) <= 80
 
@@ -89,7 +89,7 @@ def test_ranks_that_have_nothing_of_a_batch_are_said_to_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "words"), [({"train": 0.8, "val": 0.1, "test": 0.1}, ""), ({"train": 0.8, "val": 0.2}, " --role val")]
+    ("split", "words"), [({"train": 0.8, "val": 0.1, "test": 0.1}, ""), ({"train": 0.8, "val": 0.2}, " --split val")]
 )
 def test_the_command_that_tests_a_run_is_for_data_that_it_has(
     split: dict[str, float], words: str, tmp_path: Path

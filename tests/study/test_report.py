@@ -30,8 +30,8 @@ from tests.study.conftest import rows
 EVIL = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">&\"'"
 
 
-def written(run: isoscale.Run, role: str | None = None) -> Document:
-    return Document(write_report(run, Path("page.html"), role).read_text(encoding="utf-8"))
+def written(run: isoscale.Run, split: str | None = None) -> Document:
+    return Document(write_report(run, Path("page.html"), split).read_text(encoding="utf-8"))
 
 
 def words(document: Document) -> str:
@@ -189,7 +189,7 @@ def own_settings(document: Document) -> list[str]:
 def test_a_continued_run_still_knows_what_the_user_set(tmp_path: Path):
     run = train(tmp_path / "a", seed=0, train__epochs=1)
     train(tmp_path / "a", None, train__epochs=2)
-    own = own_settings(Document(write_report(run, role=None).read_text(encoding="utf-8")))
+    own = own_settings(Document(write_report(run, split=None).read_text(encoding="utf-8")))
     assert own[:2] == ["seed0Python call", "train.epochs2Python call"]
     assert all(text.startswith("observe.") for text in own[2:])
 
@@ -244,7 +244,7 @@ def test_a_run_without_its_data_says_so_in_a_line(digits: isoscale.Run, make, mo
     def broken(*arguments, **options):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("isoscale.runs.inference.exhibits", broken)
+    monkeypatch.setattr("isoscale.runs.inference.figures", broken)
     assert "Results could not be made: OSError: the disk is gone" in words(written(digits, "val"))
     assert "There is no checkpoint that results could be made with." in words(written(make("a"), "val"))
 

@@ -28,7 +28,7 @@ MODULE = "isoscale.engine.metrics.weighted_sum"
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("isoscale.engine.pairs.Pair", f"{MODULE}.Pair"),
+        ("isoscale.engine.pairs.WeightedSum", f"{MODULE}.WeightedSum"),
         ("isoscale.engine.step.Step", "isoscale.engine.step.step.Step"),
         ("isoscale.engine.metrics.MetricStates", "isoscale.engine.metrics.torchmetrics.MetricStates"),
         ("isoscale.observe.tensorboard.TensorBoard", "isoscale.observe.tensorboard.observer.TensorBoard"),

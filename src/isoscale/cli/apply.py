@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from isoscale.observe.figures import Exhibit
+    from isoscale.observe.figures import Figure
 
 RUN = Annotated[
     str | None,
@@ -27,7 +27,7 @@ CHECKPOINT = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="best, last or a step; by default best.", autocompletion=complete.checkpoints),
 ]
-ROLE = Annotated[Literal["train", "val", "test"], typer.Option(help="Which part of the data.")]
+SPLIT = Annotated[Literal["train", "val", "test"], typer.Option(help="Which part of the data.")]
 SYSTEMS = Annotated[
     list[str] | None,
     typer.Option(metavar="PATH…", help="Other systems of atoms than those of the run: folders, or HDF5 files."),
@@ -42,18 +42,18 @@ def test(
     context: typer.Context,
     run: RUN = None,
     checkpoint: CHECKPOINT = None,
-    role: ROLE = "test",
+    split: SPLIT = "test",
     systems: SYSTEMS = None,
     trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Measure a run's weights on its test data, or on other systems of atoms."""
-    paths = _paths(context, systems, role != "test")
+    paths = _paths(context, systems, split != "test")
     from isoscale.runs.inference import measure, other_systems
     from isoscale.runs.run import Run
 
     found = Run.find(run, trust=trust)
-    measured = measure(found, checkpoint, other_systems(found, paths) if paths else None, role)
+    measured = measure(found, checkpoint, other_systems(found, paths) if paths else None, split)
     if as_json:
         print_json(measured.metrics)
         return
@@ -61,32 +61,32 @@ def test(
 
     echo(f"{found.path}, {found.checkpoint_words(checkpoint)}")
     echo("\n".join(lines(measured.metrics, measured.units, measured.of_all)))
-    pictures = _draw(found.path / ("systems" if paths else role), measured.exhibits)
+    pictures = _draw(found.path / ("systems" if paths else split), measured.figures)
     if pictures:
         echo("\n".join(["", "pictures:", *(f"  {picture}" for picture in pictures)]))
 
 
-def _paths(context: typer.Context, systems: list[str] | None, has_role: bool) -> list[str]:
+def _paths(context: typer.Context, systems: list[str] | None, has_split: bool) -> list[str]:
     """All paths after --systems."""
     from isoscale.errors import UserError
 
     if context.args and not systems:
         context.fail(f"Got unexpected extra argument ({' '.join(context.args)})")
-    if systems and has_role:
-        raise UserError("--role is a part of the run's own data; leave it out where --systems says which data to take")
+    if systems and has_split:
+        raise UserError("--split is a part of the run's own data; leave it out where --systems says which data to take")
     return [*(systems or ()), *context.args]
 
 
-def _draw(folder: Path, exhibits: "Mapping[str, Exhibit]") -> list[Path]:
+def _draw(folder: Path, figures: "Mapping[str, Figure]") -> list[Path]:
     """Write what a task shows as PNG files; their paths."""
-    if not exhibits:
+    if not figures:
         return []
     from isoscale.observe.drawing import draw, png
     from isoscale.observe.figures import Network
     from isoscale.system.files import failures_in_words, own_folder, write_aside
 
     drawn = {
-        name: png(draw(name, shown), PRINT_SCALE) for name, shown in exhibits.items() if not isinstance(shown, Network)
+        name: png(draw(name, shown), PRINT_SCALE) for name, shown in figures.items() if not isinstance(shown, Network)
     }
     paths = {name: folder / f"{name.replace('/', '-')}.png" for name in drawn}
     with failures_in_words(folder):
@@ -105,12 +105,12 @@ def predict(
         typer.Option(help="An .npz or .safetensors file, or a folder for .npy files; default RUN/predictions.npz."),
     ] = None,
     checkpoint: CHECKPOINT = None,
-    role: Annotated[Literal["train", "val", "test", "predict"], typer.Option(help="Which part of the data.")] = "test",
+    split: Annotated[Literal["train", "val", "test", "predict"], typer.Option(help="Which part of the data.")] = "test",
     systems: SYSTEMS = None,
     trust: Trust = False,
 ) -> None:
     """Write what a run's weights predict, one row per sample, in the order of the data."""
-    paths = _paths(context, systems, role != "test")
+    paths = _paths(context, systems, split != "test")
     from isoscale.runs.inference import other_systems
     from isoscale.runs.inference import predict as apply
     from isoscale.runs.run import Run
@@ -121,7 +121,7 @@ def predict(
     if paths:
         tensors = apply(found, checkpoint, other_systems(found, paths), "predict", folder=folder)
     else:
-        tensors = apply(found, checkpoint, role=role, folder=folder)
+        tensors = apply(found, checkpoint, split=split, folder=folder)
     if folder is None:
         _write(target, tensors)
     echo(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {target}")

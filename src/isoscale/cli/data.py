@@ -234,7 +234,7 @@ def _published_facts(entry: "Entry", path: str | None) -> dict[str, Any]:
     facts = {"name": entry.name, "title": entry.title, **presence(entry, path), "damaged": wrong}
     facts["checksum"] = None if not checked else not wrong
     if entry.name in DATA_SETS and not wrong:
-        facts["roles"] = _roles(instantiate({"class": entry.name, "path": path, "val": 0}))
+        facts["roles"] = _splits(instantiate({"class": entry.name, "path": path, "val": 0}))
     return facts
 
 
@@ -250,26 +250,26 @@ def _recipe_facts(name: str, overrides: list[str], is_trusted: bool) -> dict[str
     facts = {"name": loaded.name, "title": f"the data of {name}: {loaded.recipe.data.class_}"}
     if isinstance(data, AtomicSystems):
         return {**facts, **data_systems.recipe_facts(data.systems, loaded.recipe.task)}
-    return {**facts, "roles": _roles(data)}
+    return {**facts, "roles": _splits(data)}
 
 
-def _roles(data: Any) -> dict[str, Any]:
-    from isoscale.data.sources import ROLES, Sources
+def _splits(data: Any) -> dict[str, Any]:
+    from isoscale.data.sources import SPLITS, Sources
     from isoscale.data.tools.describe import describe
     from isoscale.errors import UserError
 
     if not isinstance(data, Sources):
         raise UserError(f"the data is a {type(data).__name__}, which does not say how many samples of what it has")
-    sources = {role: getattr(data, role) for role in ROLES}
-    return {role: describe(source) for role, source in sources.items() if source is not None}
+    sources = {split: getattr(data, split) for split in SPLITS}
+    return {split: describe(source) for split, source in sources.items() if source is not None}
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
     from isoscale.observe.text import table
 
     rows = _file_rows(facts) if "path" in facts else []
-    for role, described in facts.get("roles", {}).items():
-        rows += _role_rows(role, described)
+    for split, described in facts.get("roles", {}).items():
+        rows += _split_rows(split, described)
     echo("\n".join([facts["title"], *table(rows)]))
 
 
@@ -279,10 +279,10 @@ def _file_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + [("repair", f"isoscale data get {facts['name']}")] * bool(facts["damaged"])
 
 
-def _role_rows(role: str, described: dict[str, Any]) -> list[tuple[str, str]]:
+def _split_rows(split: str, described: dict[str, Any]) -> list[tuple[str, str]]:
     looked_at = described["looked_at"]
     of_some = f", values of {looked_at:,} of them" if looked_at < described["samples"] else ""
-    rows = [(role, f"{described['samples']:,} samples{of_some}")]
+    rows = [(split, f"{described['samples']:,} samples{of_some}")]
     rows += [(f"  {name}", _with_units(numbers)) for name, numbers in described["parts"].items()]
     for name, tensor in described["tensors"].items():
         shape = "×".join(map(str, tensor["shape"])) or "one value"

@@ -63,8 +63,8 @@ def show(facts: dict[str, Any], as_json: bool) -> None:
         print_json(facts)
         return
     echo(facts["title"])
-    for role, systems in facts["systems"].items():
-        lines = _columns([(role, "frames", "atoms", "formula", "periodic", "labels"), *map(_row, systems)])
+    for split, systems in facts["systems"].items():
+        lines = _columns([(split, "frames", "atoms", "formula", "periodic", "labels"), *map(_row, systems)])
         echo("\n".join(["", *lines]))
     near = facts["neighbours"]
     has_room = any(each["sel"] is not None for each in near["types"])

@@ -19,7 +19,7 @@ from isoscale.observe.doctor.finding import Finding
 from isoscale.observe.doctor.folders import leave_mark, remove_mark, sees_mark, shared
 from isoscale.observe.doctor.hosts import merge, names, versions
 from isoscale.parallel.environments.find import Environment
-from isoscale.parallel.health.checkup import Checkup, RankSilent, resolved, why_alone, with_number
+from isoscale.parallel.health.checkup import HealthCheck, RankSilent, resolved, why_alone, with_number
 from isoscale.parallel.health.probe import MEASURE, NUM_SMALL, Blocked, Speed, Ways, speeds, ways
 from isoscale.parallel.health.rendezvous import NotMet, OtherSecret, within
 from isoscale.parallel.world import BACKENDS
@@ -44,7 +44,7 @@ NAMES = {"gloo": "Gloo", "nccl": "NCCL", "xccl": "XCCL"}
 def of_ranks(environment: Environment) -> Iterator[Finding]:
     """What this rank has to say: rank 0 for all that have met, and each that met nobody for itself."""
     try:
-        checkup = Checkup(environment)
+        checkup = HealthCheck(environment)
     except UserError as error:
         yield from _not_met(environment, error)
         return
@@ -73,7 +73,7 @@ def _not_met(environment: Environment, error: UserError) -> Iterator[Finding]:
         time.sleep(LINGER)
 
 
-def _stages(checkup: Checkup, environment: Environment) -> Iterator[Finding]:
+def _stages(checkup: HealthCheck, environment: Environment) -> Iterator[Finding]:
     """All ranks go through all of it together; what they yield is the same, or only that of rank 0 is right."""
     yield from _machines(checkup)
     if checkup.is_first:
@@ -89,7 +89,7 @@ def _stages(checkup: Checkup, environment: Environment) -> Iterator[Finding]:
         yield from _speeds(checkup, about)
 
 
-def _machines(checkup: Checkup) -> Iterator[Finding]:
+def _machines(checkup: HealthCheck) -> Iterator[Finding]:
     """What the first rank of each host finds there, and the others about their own device."""
     device = _device(checkup)
     mine = list(of_host()) if checkup.is_first_here else [step_on(device)] * (device.type != "cpu")
@@ -99,13 +99,13 @@ def _machines(checkup: Checkup) -> Iterator[Finding]:
         yield from merge(list(zip(checkup.hosts, found, strict=True)))
 
 
-def _device(checkup: Checkup) -> torch.device:
+def _device(checkup: HealthCheck) -> torch.device:
     """The device that this rank would train on."""
     found = [device for device in accelerators() if device.type in BACKENDS]
     return found[checkup.local_rank % len(found)] if found else torch.device("cpu")
 
 
-def _myself(checkup: Checkup, environment: Environment) -> dict[str, Any]:
+def _myself(checkup: HealthCheck, environment: Environment) -> dict[str, Any]:
     device = _device(checkup)
     module = getattr(torch, device.type)
     identity = "" if device.type == "cpu" else getattr(module.get_device_properties(device), "uuid", device.index)
@@ -117,7 +117,7 @@ def _myself(checkup: Checkup, environment: Environment) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _launcher(checkup: Checkup, environment: Environment, about: list[dict[str, Any]]) -> Finding:
+def _launcher(checkup: HealthCheck, environment: Environment, about: list[dict[str, Any]]) -> Finding:
     hosts = list(dict.fromkeys(checkup.hosts))
     # Where hosts differ, the number that the others see counts: rank 0 may call itself 127.0.0.1.
     number = about[-1]["meeting"][0]
@@ -127,7 +127,7 @@ def _launcher(checkup: Checkup, environment: Environment, about: list[dict[str, 
     return Finding("launcher", "ok", f"{text}port {environment.port}{reason}")
 
 
-def _rank_map(checkup: Checkup, about: list[dict[str, Any]]) -> Iterator[Finding]:
+def _rank_map(checkup: HealthCheck, about: list[dict[str, Any]]) -> Iterator[Finding]:
     """The ranks of each host with devices and cores, and those that share a device."""
     for host in dict.fromkeys(checkup.hosts):
         alike: dict[str, list[int]] = {}
@@ -156,7 +156,7 @@ def _backend(about: list[dict[str, Any]]) -> str | None:
     return BACKENDS.get(kinds.pop()) if len(kinds) == 1 and not _shares_a_device(about) else None
 
 
-def _shared_folders(checkup: Checkup) -> Iterator[Finding]:
+def _shared_folders(checkup: HealthCheck) -> Iterator[Finding]:
     """Whether all hosts see a file that rank 0 leaves in each folder."""
     if len(set(checkup.hosts)) == 1:
         return
@@ -200,7 +200,7 @@ def _blocked(way: Blocked) -> Finding:
     return Finding("network", "problem", text, OPEN_PORTS)
 
 
-def _speeds(checkup: Checkup, about: list[dict[str, Any]]) -> Iterator[Finding]:
+def _speeds(checkup: HealthCheck, about: list[dict[str, Any]]) -> Iterator[Finding]:
     """What rank 0 measures, unless a rank could not."""
     told = checkup.share("speeds", _measured(checkup, _backend(about)))
     failed = [(rank, each["error"]) for rank, each in enumerate(told) if "error" in each]
@@ -213,7 +213,7 @@ def _speeds(checkup: Checkup, about: list[dict[str, Any]]) -> Iterator[Finding]:
         yield from (_speed(NAMES[name], Speed(**speed)) for name, speed in told[0]["speeds"].items())
 
 
-def _measured(checkup: Checkup, backend: str | None) -> dict[str, Any]:
+def _measured(checkup: HealthCheck, backend: str | None) -> dict[str, Any]:
     try:
         found = within(MEASURE, lambda: speeds(checkup, backend, _device(checkup)))
     except TimeoutError as error:

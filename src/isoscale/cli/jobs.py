@@ -40,10 +40,10 @@ def status(
         *([("message", standing.run.message)] if standing.run.message else []),
     ]
     echo("\n".join([str(standing.run.path), *table(rows)]))
-    stretches = record.get("stretches", [])
-    if stretches:
+    attempts = record.get("stretches", [])
+    if attempts:
         echo()
-        print_columns([TITLES, *(_row(stretch) for stretch in stretches)])
+        print_columns([TITLES, *(_row(attempt) for attempt in attempts)])
 
 
 def cancel(
@@ -105,12 +105,12 @@ def _job(standing: "Standing") -> str:
     return f"{words} ({found.reason}){start}"
 
 
-def _row(stretch: dict[str, Any]) -> tuple[str, ...]:
-    restart = f" (restart {stretch['restart']})" if stretch["restart"] else ""
-    last = "…" if stretch["last_step"] is None else stretch["last_step"]
-    hours = stretch["device_hours"]
+def _row(attempt: dict[str, Any]) -> tuple[str, ...]:
+    restart = f" (restart {attempt['restart']})" if attempt["restart"] else ""
+    last = "…" if attempt["last_step"] is None else attempt["last_step"]
+    hours = attempt["device_hours"]
     return (
-        stretch["started"][:16].replace("T", " "), f"{stretch['job'] or '-'}{restart}", ",".join(stretch["hosts"]),
-        str(stretch["ranks"]), f"{stretch['first_step']}–{last}", stretch["status"],
+        attempt["started"][:16].replace("T", " "), f"{attempt['job'] or '-'}{restart}", ",".join(attempt["hosts"]),
+        str(attempt["ranks"]), f"{attempt['first_step']}–{last}", attempt["status"],
         "" if hours is None else f"{hours:.3g}",
     )  # fmt: skip

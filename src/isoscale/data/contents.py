@@ -117,12 +117,12 @@ class FilePiece(Piece):
 
 
 def contents(sources: Mapping[str, Source]) -> dict[str, Piece]:
-    """The pieces of some sources by role, each once, by names that do not depend on where the files lie."""
+    """The pieces of some sources by split, each once, by names that do not depend on where the files lie."""
     found: dict[int, tuple[str, Source]] = {}
-    for role, source in sources.items():
+    for split, source in sources.items():
         for one in _apart(whole(source)):
-            found.setdefault(id(one), (role, one))
-    pieces = [piece for role, source in found.values() for piece in _pieces(role, source)]
+            found.setdefault(id(one), (split, one))
+    pieces = [piece for split, source in found.values() for piece in _pieces(split, source)]
     folder = _common_folder(pieces)
     named: dict[str, Piece] = {}
     for piece in pieces:
@@ -147,19 +147,19 @@ def _apart(source: Any) -> Iterator[Source]:
         yield from _apart(whole(part))
 
 
-def _pieces(role: str, source: Any) -> Iterator[Piece]:
+def _pieces(split: str, source: Any) -> Iterator[Piece]:
     if isinstance(source, TensorSource):
         paths = [source.name] if source.name and os.path.exists(source.name) else []
         for name, tensor in _named_tensors(source.tensors):
-            yield TensorPiece(f"{role} {name}".rstrip(), [tensor], paths)
+            yield TensorPiece(f"{split} {name}".rstrip(), [tensor], paths)
     elif isinstance(source, DatasetSource):
-        yield from _of_dataset(source.dataset, f"{role} dataset", set())
+        yield from _of_dataset(source.dataset, f"{split} dataset", set())
     else:
         source = getattr(source, "system", source)
         for name, column in getattr(source, "columns", {}).items():
             yield from _of_column(name, column)
         if files := getattr(source, "files", None):
-            yield FilePiece(f"{role} {files[0]}", files)
+            yield FilePiece(f"{split} {files[0]}", files)
 
 
 def _of_column(name: str, column: Column) -> Iterator[Piece]:

@@ -53,13 +53,15 @@ class Files(Sources):
         `on_nan` says what to do with rows in which something is not a number: refuse the data (error), leave those rows
         out (drop), or not look (keep). Looking reads all files once.
         """
-        roles = {role: given for role, given in (("train", train), ("val", val), ("test", test)) if given is not None}
-        if (columns is None) == (not roles):
+        splits = {
+            split: given for split, given in (("train", train), ("val", val), ("test", test)) if given is not None
+        }
+        if (columns is None) == (not splits):
             raise UserError("data: give columns, which are split, or give train, val and test columns of their own")
-        if roles:
+        if splits:
             if split is not None:
                 raise UserError("data.split cuts data.columns; train, val and test are apart already, so leave it out")
-            sources = {role: _source(given, f"data.{role}", on_nan) for role, given in roles.items()}
+            sources = {split: _source(given, f"data.{split}", on_nan) for split, given in splits.items()}
             super().__init__(**sources, predict=sources.get("test"))
         else:
             whole = _source(columns, "data.columns", on_nan)

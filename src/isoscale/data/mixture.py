@@ -16,7 +16,7 @@ from isoscale.data.batches import Batch, BatchPlan
 from isoscale.data.feeds.feed import Feed, Indices, Part, Slot
 from isoscale.data.hashing import derive_key, fold
 from isoscale.data.shards import Share
-from isoscale.data.sources import ROLES, Source, Sources, as_source, is_on_disk, is_vectorised, locate, nbytes
+from isoscale.data.sources import SPLITS, Source, Sources, as_source, is_on_disk, is_vectorised, locate, nbytes
 from isoscale.errors import UserError
 
 AUTO_SIZE = 32
@@ -86,15 +86,15 @@ class Systems(Sources):
         test: Sequence[Any] | None = None,
         probabilities: str | list[float] = "uniform",
     ) -> None:
-        """Each entry is a source, or data with roles of which it takes the one that it stands under."""
-        parts = dict(zip(ROLES, (train, val, test), strict=False))
-        mixtures = {role: Mixture([_of_role(each, role) for each in given], probabilities)
-                    for role, given in parts.items() if given}  # fmt: skip
+        """Each entry is a source, or data with splits of which it takes the one that it stands under."""
+        parts = dict(zip(SPLITS, (train, val, test), strict=False))
+        mixtures = {split: Mixture([_of_split(each, split) for each in given], probabilities)
+                    for split, given in parts.items() if given}  # fmt: skip
         super().__init__(**mixtures)
 
 
-def _of_role(data: Any, role: str) -> Any:
-    return getattr(data, role) if isinstance(data, Sources) else data
+def _of_split(data: Any, split: str) -> Any:
+    return getattr(data, split) if isinstance(data, Sources) else data
 
 
 def system_batch_sizes(mixture: Mixture, wanted: int | Sequence[int] | str) -> list[int]:

@@ -228,52 +228,52 @@ def _as_tensors(data: Any) -> Batch:
 
 
 class Sources:
-    """The sources of a run by role; a role that is None is not there."""
+    """The sources of a run by split; a split that is None is not there."""
 
     def __init__(self, train: Any = None, val: Any = None, test: Any = None, predict: Any = None) -> None:
-        """Anything that `as_source` takes, for each role."""
+        """Anything that `as_source` takes, for each split."""
         self.train = None if train is None else as_source(train)
         self.val = None if val is None else as_source(val)
         self.test = None if test is None else as_source(test)
         self.predict = None if predict is None else as_source(predict)
 
 
-ROLES = ("train", "val", "test")
+SPLITS = ("train", "val", "test")
 
 
-def has_roles(data: Any) -> bool:
-    """Whether data comes in parts by role, as `Sources` does; `train` alone may be a word of a Dataset's own."""
-    return all(hasattr(data, role) for role in ROLES)
+def has_splits(data: Any) -> bool:
+    """Whether data comes in parts by split, as `Sources` does; `train` alone may be a word of a Dataset's own."""
+    return all(hasattr(data, split) for split in SPLITS)
 
 
 def split_source(source: Source, parts: Mapping[str, float | int], seed: int = 0) -> Sources:
-    """Cut a source at random, but the same way every time, into roles: fractions of it or numbers of samples."""
-    unknown = set(parts) - set(ROLES)
+    """Cut a source at random, but the same way every time, into splits: fractions of it or numbers of samples."""
+    unknown = set(parts) - set(SPLITS)
     if unknown:
-        raise UserError(f"split has unknown parts {sorted(unknown)}: use {', '.join(ROLES)}")
+        raise UserError(f"split has unknown parts {sorted(unknown)}: use {', '.join(SPLITS)}")
     if not len(source):
         raise UserError("the data has no samples, and so cannot be split: it needs at least one row")
     counts = _counts(len(source), parts)
     shuffled = Order(len(source), seed, purpose="split").indices(0, len(source))
     pieces = torch.split(shuffled[: sum(counts.values())], list(counts.values()))
-    return Sources(**{role: Subset(source, piece) for role, piece in zip(counts, pieces, strict=True) if len(piece)})
+    return Sources(**{split: Subset(source, piece) for split, piece in zip(counts, pieces, strict=True) if len(piece)})
 
 
 def _counts(length: int, parts: Mapping[str, float | int]) -> dict[str, int]:
     edges, taken, fraction = {}, 0, 0.0
-    for role, part in parts.items():
+    for split, part in parts.items():
         if isinstance(part, bool) or not 0 <= part < math.inf:
-            raise UserError(f"split.{role} is {part}; expected a fraction such as 0.8, or a number of samples")
+            raise UserError(f"split.{split} is {part}; expected a fraction such as 0.8, or a number of samples")
         if isinstance(part, int):
-            edges[role] = part
+            edges[split] = part
         else:
             before, fraction = fraction, fraction + part
-            edges[role] = round(fraction * length) - round(before * length)
-        if part > 0 and edges[role] == 0:
+            edges[split] = round(fraction * length) - round(before * length)
+        if part > 0 and edges[split] == 0:
             raise UserError(
-                f"split.{role} is {part}, which is less than one sample of {length}; make it larger, or 0 for none"
+                f"split.{split} is {part}, which is less than one sample of {length}; make it larger, or 0 for none"
             )
-        taken += edges[role]
+        taken += edges[split]
     if taken > length:
         raise UserError(f"split asks for {taken} samples ({dict(parts)}), but there are {length}")
     return edges

@@ -42,7 +42,7 @@ class Agreement:
             return self._act(*wishes)
         if self._step is None:
             votes = torch.tensor(wishes)
-            self._ranks.sum_(votes, "a vote")
+            self._ranks.all_reduce(votes, "a vote")
             return self._act(*votes.tolist())
         if wishes != self._cast:
             self._cast = wishes
@@ -88,5 +88,5 @@ class Agreement:
     @property
     def reason(self) -> str:
         """Why to stop, of whoever was asked; all ranks must ask for it."""
-        reasons = self._ranks.hear(self._request.reason, "why to stop")
+        reasons = self._ranks.all_gather(self._request.reason, "why to stop")
         return next((reason for reason in reasons if reason), "a request")

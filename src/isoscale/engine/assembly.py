@@ -11,14 +11,14 @@ from isoscale.engine.boundaries import Planner
 from isoscale.engine.device import Accelerator
 from isoscale.engine.lightning import module as lightning
 from isoscale.engine.metrics.accumulators import Recorder
-from isoscale.engine.optim.ema import Average
+from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.schedules import LearningRate
 from isoscale.engine.precision import Precision
-from isoscale.engine.splits import Role
+from isoscale.engine.splits import Split
 from isoscale.engine.state.module_state import ExtraState
 from isoscale.engine.state.progress import Progress
 from isoscale.engine.state.registry import Registry
-from isoscale.engine.step.context import Stage
+from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.programs import Program
 from isoscale.engine.step.step import Forward, Step
 from isoscale.parallel.reduction import Reducer
@@ -34,9 +34,9 @@ class Assembly:
     random: StepRandom
     registry: Registry
     rate: LearningRate
-    train: Role
-    train_stage: Stage
-    average: Average | None
+    train: Split
+    train_context: StepContext
+    ema: EMA | None
     optimizers: list[Any]
     configured: lightning.Configured | None
     transforms: Sequence[Callable[[Batch], Batch]]
@@ -52,7 +52,9 @@ class Assembly:
     def forward(self, stage: str, loss_weights: Mapping[str, float]) -> Forward:
         """The forward pass of an evaluation stage, with accumulators of its own."""
         recorder = Recorder(self.accelerator.device)
-        return Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, loss_weights)
+        return Forward(
+            self.task, StepContext(stage, self.task, recorder), self.transforms, self.precision, loss_weights
+        )
 
 
 @dataclass
@@ -60,8 +62,8 @@ class Built:
     """A training that is ready to begin."""
 
     parts: Assembly
-    train: Role
-    val: Role | None
+    train: Split
+    val: Split | None
     has_test: bool
     plan: Planner
     progress: Progress

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.mixture import MixturePlan
 from isoscale.data.rng import StepRandom
 from isoscale.data.shards import check_world
@@ -24,18 +24,18 @@ from isoscale.engine.lightning import module as lightning
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.metrics.torchmetrics import MetricStates
-from isoscale.engine.optim.ema import Average
+from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.late_compiler import put_off_compiler
 from isoscale.engine.optim.optimizers import OptimizerState, make_optimizers, path_for
 from isoscale.engine.optim.schedules import LearningRate
 from isoscale.engine.precision import Precision
 from isoscale.engine.settings import Decisions, Settings
-from isoscale.engine.splits import Role, RoleMaker, read_dataset
+from isoscale.engine.splits import Split, SplitMaker, read_dataset
 from isoscale.engine.state.module_state import ExtraState
 from isoscale.engine.state.progress import Progress
 from isoscale.engine.state.registry import ModuleState, Registry
 from isoscale.engine.step.choice import ProgramMaker, reseeder
-from isoscale.engine.step.context import Stage, step_method
+from isoscale.engine.step.context import StepContext, step_method
 from isoscale.engine.step.step import Forward
 from isoscale.engine.training_data import TrainingData, adapted
 from isoscale.engine.transforms import fit
@@ -57,7 +57,7 @@ _DOUBLE = {
 
 def place(task: nn.Module, accelerator: Accelerator, precision: Precision, tree: bool, say: Say) -> None:
     """Move a task to the device, in its precision, with dropout that is keyed by sample."""
-    unkeyed = keyed.key_dropout(task)
+    unkeyed = rng.key_dropout(task)
     if unkeyed and tree:
         raise UserError(f"parallel.reduce: tree needs keyed randomness, which these do not have: {', '.join(unkeyed)}")
     if unkeyed:
@@ -80,13 +80,13 @@ def build(
     place(task, found, precision, settings.parallel.reduce == "tree", observers.note)
     with ExitStack() as undo:
         adapted_data = adapted(task, data, ranks, observers.note)
-        roles = RoleMaker(adapted_data, settings, found, ranks, num_shards, decided.first_world)
-        train, val = _roles(task, roles, settings, decided, observers, undo)
+        splits = SplitMaker(adapted_data, settings, found, ranks, num_shards, decided.first_world)
+        train, val = _splits(task, splits, settings, decided, observers, undo)
         if val is not None:
             read_dataset(val, "val", settings, found.device, observers.note, ranks)
-        for name, role in (("train", train), ("val", val)):
-            if role is not None and hasattr(task, "check_data"):
-                task.check_data(name, role.source)
+        for name, split in (("train", train), ("val", val)):
+            if split is not None and hasattr(task, "check_data"):
+                task.check_data(name, split.source)
         plan, progress = _planner(settings, train, val, saving), Progress()
         if decided.reduce == "auto":
             count = sum(parameter.numel() for parameter in task.parameters() if not is_lazy(parameter))
@@ -99,12 +99,12 @@ def build(
         with precision.applied():
             if begin is not None:
                 fit(transforms, train.source, observers.note)
-                if hasattr(task, "measure"):
+                if hasattr(task, "fit_statistics"):
                     samples = TrainingData(
                         train.source, ranks, observers.note, transforms, found.device, precision.dtype
                     )  # fmt: skip
                     with torch.no_grad():  # before the weights are copied anywhere
-                        task.measure(samples)
+                        task.fit_statistics(samples)
                 begin(task)
             undo.callback(lightning.detach, task)
             parts = assemble(
@@ -114,7 +114,7 @@ def build(
         if decided.reduce != "tree":
             undo.callback(synchronise(task, ranks))
             _check_share(task, train, decided, ranks)
-        return Built(parts, train, val, roles.has_test, plan, progress, num_shards, new_reducer, undo.pop_all())
+        return Built(parts, train, val, splits.has_test, plan, progress, num_shards, new_reducer, undo.pop_all())
 
 
 def _num_shards(section: Parallel, ranks: Ranks) -> int:
@@ -122,20 +122,20 @@ def _num_shards(section: Parallel, ranks: Ranks) -> int:
     count = tree_shards(section.reduce, section.shards)
     check_shards(count)
     if section.reduce == "tree":
-        check_world(ranks.world, count)
+        check_world(ranks.world_size, count)
     return count
 
 
-def _roles(
-    task: Any, roles: RoleMaker, settings: Settings, decided: Decisions, observers: Observers, undo: ExitStack
-) -> tuple[Role, Role | None]:
+def _splits(
+    task: Any, splits: SplitMaker, settings: Settings, decided: Decisions, observers: Observers, undo: ExitStack
+) -> tuple[Split, Split | None]:
     """The training and validation data, shared out among the ranks."""
-    if roles.unused:
-        observers.note(f"the loaders decide about batches: {', '.join(roles.unused)} is not used", "warning")
-    train = roles.train(settings.train.accumulate, decided.residency)
+    if splits.unused:
+        observers.note(f"the loaders decide about batches: {', '.join(splits.unused)} is not used", "warning")
+    train = splits.train(settings.train.accumulate, decided.residency)
     undo.callback(train.feed.close)
     decided.residency = train.residency
-    val = roles.evaluation("val", settings.train.limit_val_batches)
+    val = splits.evaluation("val", settings.train.limit_val_batches)
     if val is not None:
         undo.callback(val.feed.close)
     if val is not None and step_method(task, "val") is None:
@@ -144,7 +144,7 @@ def _roles(
     return train, val
 
 
-def _planner(settings: Settings, train: Role, val: Role | None, saving: bool) -> Planner:
+def _planner(settings: Settings, train: Split, val: Split | None, saving: bool) -> Planner:
     section = settings.train
     limits = [section.steps, section.epochs and section.epochs * train.plan.steps_per_epoch]
     never = Cadence(1, "never")
@@ -158,19 +158,19 @@ def _planner(settings: Settings, train: Role, val: Role | None, saving: bool) ->
     )
 
 
-def _check_share(task: nn.Module, train: Role, decided: Decisions, ranks: Ranks) -> None:
+def _check_share(task: nn.Module, train: Split, decided: Decisions, ranks: Ranks) -> None:
     """Batch norms see the whole batch; then, and in `overlap`, a rank without samples would be missed."""
     smallest = train.plan.smallest
-    if smallest < ranks.world and (batch_norms(task) or decided.reduce == "overlap"):
+    if smallest < ranks.world_size and (batch_norms(task) or decided.reduce == "overlap"):
         why = "parallel.reduce: overlap" if decided.reduce == "overlap" else "batch norm"
         raise UserError(
-            f"a batch of {smallest} samples does not reach all {ranks.world} ranks, which {why} needs; use "
+            f"a batch of {smallest} samples does not reach all {ranks.world_size} ranks, which {why} needs; use "
             "data.drop_last=true, another data.batch_size, or parallel.reduce=tree"
         )
 
 
 def assemble(
-    task: Any, train: Role, settings: Settings, decided: Decisions, num_steps: int, transforms: Sequence[Any],
+    task: Any, train: Split, settings: Settings, decided: Decisions, num_steps: int, transforms: Sequence[Any],
     view: lightning.TrainerView, say: Say, reducer: Reducer, undo: ExitStack,
 ) -> Assembly:  # fmt: skip
     """The parts that a step needs; `say` takes lines that the user should know."""
@@ -180,8 +180,8 @@ def assemble(
     random.steps_per_epoch = train.plan.steps_per_epoch
     registry = Registry()
     rate = LearningRate.make(settings.schedule, settings.optimizer.lr, _asked_batch(train, settings), num_steps)
-    stage = Stage("train", task, Recorder(found.device))
-    stage.enter()
+    context = StepContext("train", task, Recorder(found.device))
+    context.enter()
     lightning.attach(task, view, train.loaded)
     if lightning.adds_modules(task):
         place(task, found, precision, settings.parallel.reduce == "tree", say)
@@ -197,18 +197,18 @@ def assemble(
         _check_followed(settings)
     optimizers = configured.optimizers if configured else _optimizers(task, settings, decided)
     view.optimizers = optimizers
-    average = Average(task, settings.train.ema) if settings.train.ema is not None else None
-    metrics = MetricStates(task, stage.metrics, reducer.ranks)
+    average = EMA(task, settings.train.ema) if settings.train.ema is not None else None
+    metrics = MetricStates(task, context.metrics, reducer.ranks)
     keeps_gradients = not getattr(task, "automatic_optimization", True) or overrides(task, "on_before_zero_grad")
     extra = ExtraState(task, [*optimizers, *view.schedulers], reducer.ranks, keeps_gradients, say)
     for name, part in (("model", ModuleState(task)), ("extra", extra), ("configured", configured),
-                       ("optimizer", OptimizerState(optimizers, task)), ("recorder", stage.recorder),
+                       ("optimizer", OptimizerState(optimizers, task)), ("recorder", context.recorder),
                        ("metrics", metrics), ("schedule", rate), ("average", average)):  # fmt: skip
         if part is not None:
             registry.register(name, part)
-    forward = Forward(task, stage, transforms, precision)
+    forward = Forward(task, context, transforms, precision)
     assembly = Assembly(
-        task, found, precision, random, registry, rate, train, stage, average, optimizers, configured, transforms,
+        task, found, precision, random, registry, rate, train, context, average, optimizers, configured, transforms,
         extra, reseeder(settings.seed, found), undo,
     )  # fmt: skip
     assembly.program = ProgramMaker(
@@ -217,7 +217,7 @@ def assemble(
     return assembly
 
 
-def _asked_batch(train: Role, settings: Settings) -> int:
+def _asked_batch(train: Split, settings: Settings) -> int:
     """The batch that a scaling rule compares: as asked for, also where systems have fewer samples than that."""
     asked = settings.data.batch_size
     if isinstance(asked, str) or not isinstance(train.plan, MixturePlan):

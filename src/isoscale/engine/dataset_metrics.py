@@ -19,7 +19,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.batches import Batch
 from isoscale.data.files import sweep
 from isoscale.data.sources import Source
@@ -27,11 +27,11 @@ from isoscale.engine.assembly import Assembly
 from isoscale.engine.boundaries import Planner
 from isoscale.engine.evaluation import Interrupted
 from isoscale.engine.lightning.overrides import overrides
-from isoscale.engine.splits import Role
+from isoscale.engine.splits import Split
 from isoscale.engine.step.step import Forward
 from isoscale.engine.target_units import TargetUnits
-from isoscale.observe.events import Exhibited
-from isoscale.observe.figures import Exhibit
+from isoscale.observe.events import FiguresMade
+from isoscale.observe.figures import Figure
 from isoscale.observe.observers import Observers
 from isoscale.parallel.reduction import Reducer
 from isoscale.system.files import failures_in_words, sync_file, sync_folder
@@ -61,7 +61,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Occasion:
-    """When a survey is made, and what for; as it stands, apart from a training: all that can be known is wanted."""
+    """When a dataset is evaluated, and what for; as it stands, apart from a training: all that can be known is wanted."""
 
     epoch: int = 0
     """Epochs that were trained."""
@@ -76,11 +76,11 @@ class Occasion:
     is_full: bool = True
     """Whatever can be measured is wanted, and not only what the recipe asks for."""
     shows: bool = True
-    """Whether somebody looks at exhibits."""
+    """Whether somebody looks at figures."""
 
 
 @dataclass
-class Survey:
+class EvaluatedDataset:
     """What a task is shown of a stage's data, and what it shows in turn."""
 
     stage: str
@@ -88,11 +88,11 @@ class Survey:
     note: Callable[[str], None]
     """Tells the user something."""
     forward: Forward
-    data: Role
+    data: Split
     occasion: Occasion = Occasion()
     make_reducer: Callable[[], Reducer | None] = lambda: None
     interrupted: Asked = _never
-    exhibits: dict[str, Exhibit] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -102,25 +102,25 @@ class Survey:
     @property
     def device(self) -> torch.device:
         """Where the samples are."""
-        return self.forward.stage.recorder.buffer.device
+        return self.forward.context.recorder.buffer.device
 
     def look(self) -> Iterator[Seen]:
         """This rank's samples with their predictions, in order; once for every call."""
-        forward, role = self.forward, self.data
-        forward.stage.enter()
+        forward, split = self.forward, self.data
+        forward.context.enter()
         try:
-            with torch.no_grad(), keyed.use(None):
-                for batch_idx in range(role.plan.steps_per_epoch):
+            with torch.no_grad(), rng.use(None):
+                for batch_idx in range(split.plan.steps_per_epoch):
                     if self.interrupted():
                         raise Interrupted
-                    for shard, parts in enumerate(role.feed.parts(batch_idx)):
+                    for shard, parts in enumerate(split.feed.parts(batch_idx)):
                         for part in parts:
                             output = forward(part, batch_idx)
                             if isinstance(output, Tensor):
-                                output = forward.stage.units.stored(output)
+                                output = forward.context.units.stored(output)
                             yield Seen(shard, part.samples, part.batch, output)
         finally:
-            forward.stage.leave()
+            forward.context.leave()
 
     def add(self, sums: Mapping[int, Sums], like: Callable[[], Sums]) -> Sums:
         """The sums over all shards of all ranks, from this rank's by shard; `like` makes a list of zeros."""
@@ -137,56 +137,58 @@ class Survey:
         if reducer is None or reducer.ranks.alone:
             return values
         return (
-            torch.stack(reducer.ranks.hear(values.cpu(), "the largest values of all ranks")).amax(0).to(values.device)
+            torch.stack(reducer.ranks.all_gather(values.cpu(), "the largest values of all ranks"))
+            .amax(0)
+            .to(values.device)
         )
 
     def scaled(self, values: Tensor) -> Tensor:
         """Values in the units of the stored target, in those that the network is trained in."""
-        return self.forward.stage.units.learned(values)
+        return self.forward.context.units.learned(values)
 
-    def show(self, name: str, exhibit: Exhibit) -> None:
+    def show(self, name: str, figure: Figure) -> None:
         """Let people see something, under the name of the stage."""
-        self.exhibits[name] = exhibit
+        self.figures[name] = figure
 
     def metrics(self) -> dict[str, float]:
-        """What the task measures, by full names; what it shows is in `exhibits`."""
-        found = self.forward.task.survey(self)
+        """What the task measures, by full names; what it shows is in `figures`."""
+        found = self.forward.task.evaluate_dataset(self)
         return {f"{self.stage}/{name}": value for name, value in found.items()}
 
-    def shown(self) -> dict[str, Exhibit]:
-        """The exhibits by full names."""
-        return {f"{self.stage}/{name}": exhibit for name, exhibit in self.exhibits.items()}
+    def shown(self) -> dict[str, Figure]:
+        """The figures by full names."""
+        return {f"{self.stage}/{name}": figure for name, figure in self.figures.items()}
 
 
-class Surveyor:
+class DatasetEvaluator:
     """Makes the surveys of a training: knows which is the first and the last, and hands on what is shown."""
 
     def __init__(
-        self, parts: Assembly, plan: Planner, observers: Observers, reducer_of: Callable[[Role], Reducer | None],
+        self, parts: Assembly, plan: Planner, observers: Observers, reducer_of: Callable[[Split], Reducer | None],
         shows: bool,
     ) -> None:  # fmt: skip
-        """`shows` says whether anybody looks at exhibits."""
+        """`shows` says whether anybody looks at figures."""
         self._parts, self._plan, self._observers, self._reducer_of, self._shows = (
             parts, plan, observers, reducer_of, shows,
         )  # fmt: skip
 
-    def before(self, role: Role) -> dict[str, float]:
+    def before(self, split: Split) -> dict[str, float]:
         """What the task measures before its first step."""
-        return self._measure("val", role, 0, self._occasion("val", 0))
+        return self._measure("val", split, 0, self._occasion("val", 0))
 
-    def rehearse(self, role: Role) -> dict[str, float]:
+    def rehearse(self, split: Split) -> dict[str, float]:
         """On a few samples, all names that the task will measure."""
-        return self._measure("val", role, 0, Occasion(is_last=False, is_rehearsal=True, is_full=False, shows=False))
+        return self._measure("val", split, 0, Occasion(is_last=False, is_rehearsal=True, is_full=False, shows=False))
 
-    def after(self, stage: str, role: Role, step: int, interrupted: Asked = _never) -> dict[str, float]:
+    def after(self, stage: str, split: Split, step: int, interrupted: Asked = _never) -> dict[str, float]:
         """What the task measures after an evaluation."""
-        return self._measure(stage, role, step, self._occasion(stage, step), interrupted)
+        return self._measure(stage, split, step, self._occasion(stage, step), interrupted)
 
-    def last(self, role: Role, step: int) -> dict[str, float]:
+    def last(self, split: Split, step: int) -> dict[str, float]:
         """What the task measures where training ends before its plan does; by the averaged weights if there are any."""
-        average = self._parts.average
+        average = self._parts.ema
         with average.swapped_in() if average else nullcontext():
-            return self._measure("val", role, step, self._occasion("val", step, is_last=True))
+            return self._measure("val", split, step, self._occasion("val", step, is_last=True))
 
     def _occasion(self, stage: str, step: int, is_last: bool = False) -> Occasion:
         apart = stage != "val"
@@ -206,17 +208,17 @@ class Surveyor:
         return max(0, step - 1) // every * every
 
     def _measure(
-        self, stage: str, role: Role, step: int, occasion: Occasion, interrupted: Asked = _never
+        self, stage: str, split: Split, step: int, occasion: Occasion, interrupted: Asked = _never
     ) -> dict[str, float]:
-        if not surveys(self._parts.task):
+        if not evaluates_dataset(self._parts.task):
             return {}
-        survey = Survey(
-            stage, self._warn, self._parts.forward("predict", {}), role, occasion, lambda: self._reducer_of(role),
+        dataset = EvaluatedDataset(
+            stage, self._warn, self._parts.forward("predict", {}), split, occasion, lambda: self._reducer_of(split),
             interrupted,
         )  # fmt: skip
-        values = survey.metrics()
-        if survey.exhibits:
-            self._observers.notify(Exhibited(step, self._epoch(max(0, step - 1)), survey.shown()))
+        values = dataset.metrics()
+        if dataset.figures:
+            self._observers.notify(FiguresMade(step, self._epoch(max(0, step - 1)), dataset.shown()))
         return values
 
     def _warn(self, text: str) -> None:
@@ -304,11 +306,11 @@ def stored(task: Any, transforms: Sequence[Any], values: Any) -> Any:
     return TargetUnits(task, transforms).stored(values) if isinstance(values, Tensor) else values
 
 
-def surveys(task: Any) -> bool:
+def evaluates_dataset(task: Any) -> bool:
     """Whether a task has metrics of all data together."""
-    return overrides(task, "survey")
+    return overrides(task, "evaluate_dataset")
 
 
-def concludes(task: Any) -> bool:
+def writes_predictions(task: Any) -> bool:
     """Whether a task has its own way to write predictions."""
-    return overrides(task, "conclude")
+    return overrides(task, "write_predictions")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.batches import Batch, map_tensors
 from isoscale.data.mixture import Mixture
 from isoscale.data.rng import StepRandom
@@ -18,12 +18,12 @@ from isoscale.engine.diagnose.layers import Model, look_at
 from isoscale.engine.evaluation import show_results
 from isoscale.engine.lightning.loaders import seeded
 from isoscale.engine.lightning.overrides import overrides
-from isoscale.engine.splits import Role
+from isoscale.engine.splits import Split
 from isoscale.engine.step.step import cast
 from isoscale.engine.task import Task
 from isoscale.observe.config import Observe
-from isoscale.observe.events import Exhibited
-from isoscale.observe.figures import Exhibit, Histogram
+from isoscale.observe.events import FiguresMade
+from isoscale.observe.figures import Figure, Histogram
 from isoscale.observe.observers import Observers
 from isoscale.parallel.collectives import ALONE, Ranks
 
@@ -31,7 +31,7 @@ NUM_BINS = 64
 NUM_SHOWN = 16
 
 
-class Exhibition:
+class FigureWriter:
     """Shows a training to those who want to see more than numbers."""
 
     def __init__(self, parts: Assembly, section: Observe, observers: Observers, ranks: Ranks = ALONE) -> None:
@@ -42,7 +42,7 @@ class Exhibition:
         self.distributions = section.tensorboard == 2
         """Whether the distributions of parameters and gradients are wanted; only TensorBoard draws them."""
         self.wanted = self.distributions or bool(section.loggers)
-        """Whether anybody looks at exhibits."""
+        """Whether anybody looks at figures."""
 
     def begin(self, step: int) -> None:
         """At the start of a run: some training samples, and the network."""
@@ -50,20 +50,20 @@ class Exhibition:
             network = look(self._parts).network()
             self._show(0, 0, {**_inputs(self._parts), **({"model": network} if network else {})})
 
-    def evaluated(self, step: int, epoch: int, role: Role, loss_weights: Mapping[str, float]) -> None:
+    def evaluated(self, step: int, epoch: int, split: Split, loss_weights: Mapping[str, float]) -> None:
         """After an evaluation: figures of the task, and distributions of parameters and gradients."""
         if not self.wanted:
             return
         parts = self._parts
         shown = distributions(parts.task, _gradient_scale(parts)) if self.distributions else {}
-        with parts.average.swapped_in() if parts.average else nullcontext():
-            shown.update(_named("val", show_results(parts.forward("predict", loss_weights), role, self._ranks)))
-        parts.train_stage.enter()
+        with parts.ema.swapped_in() if parts.ema else nullcontext():
+            shown.update(_named("val", show_results(parts.forward("predict", loss_weights), split, self._ranks)))
+        parts.train_context.enter()
         self._show(step, epoch, shown)
 
-    def _show(self, step: int, epoch: int, shown: dict[str, Exhibit]) -> None:
+    def _show(self, step: int, epoch: int, shown: dict[str, Figure]) -> None:
         if shown:
-            self._observers.notify(Exhibited(step, epoch, shown))
+            self._observers.notify(FiguresMade(step, epoch, shown))
 
 
 def look(parts: Assembly) -> Model:
@@ -75,12 +75,12 @@ def look(parts: Assembly) -> Model:
             with parts.precision.applied():
                 forward.compute(_sample_of(parts, 2), 0)
         finally:
-            parts.train_stage.enter()
+            parts.train_context.enter()
 
     return look_at(parts.task, predict if isinstance(parts.task, Task) else None)
 
 
-def _inputs(parts: Assembly) -> dict[str, Exhibit]:
+def _inputs(parts: Assembly) -> dict[str, Figure]:
     """What the task shows of some training samples as the network sees them, augmentation included."""
     if not overrides(parts.task, "show_inputs"):
         return {}
@@ -99,9 +99,9 @@ def _gradient_scale(parts: Assembly) -> float:
     return float(step.scaler.get_scale()) if step is not None and step.scaler is not None and step.clip is None else 1.0
 
 
-def distributions(task: nn.Module, gradient_scale: float = 1.0) -> dict[str, Exhibit]:
+def distributions(task: nn.Module, gradient_scale: float = 1.0) -> dict[str, Figure]:
     """Histograms of every parameter and of its last gradient; those that hold no finite number are left out."""
-    shown: dict[str, Exhibit] = {}
+    shown: dict[str, Figure] = {}
     for name, parameter in task.named_parameters():
         gradient = parameter.grad
         shown.update(_histogram(f"parameters/{name}", parameter.detach()))
@@ -110,7 +110,7 @@ def distributions(task: nn.Module, gradient_scale: float = 1.0) -> dict[str, Exh
     return shown
 
 
-def _histogram(name: str, values: Tensor) -> dict[str, Exhibit]:
+def _histogram(name: str, values: Tensor) -> dict[str, Figure]:
     finite = values[torch.isfinite(values)].float()
     if not finite.numel():
         return {}
@@ -121,8 +121,8 @@ def _histogram(name: str, values: Tensor) -> dict[str, Exhibit]:
     return {name: Histogram(counts, np.linspace(low, high, NUM_BINS + 1))}
 
 
-def _named(stage: str, shown: Mapping[str, Exhibit]) -> dict[str, Exhibit]:
-    return {f"{stage}/{name}": exhibit for name, exhibit in shown.items()}
+def _named(stage: str, shown: Mapping[str, Figure]) -> dict[str, Figure]:
+    return {f"{stage}/{name}": figure for name, figure in shown.items()}
 
 
 def sample(
@@ -135,7 +135,7 @@ def sample(
     """
     first = source.systems[0] if isinstance(source, Mixture) else source
     indices = torch.arange(min(count, len(first)))
-    with seeded(0), keyed.use(random):
+    with seeded(0), rng.use(random):
         if random is not None:
             random.step, random.samples = 0, indices.to(device)
         batch = map_tensors(own_copy(source, source.fetch(indices)), lambda tensor: tensor.to(device))

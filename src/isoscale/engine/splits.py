@@ -25,7 +25,7 @@ from isoscale.data.mixture import (
 )
 from isoscale.data.order import Order
 from isoscale.data.samples import InProcess, is_dataset
-from isoscale.data.sources import Source, Sources, Subset, as_source, has_roles
+from isoscale.data.sources import Source, Sources, Subset, as_source, has_splits
 from isoscale.data.window_order import WindowOrder
 from isoscale.engine.config import Limit
 from isoscale.engine.device import Accelerator, host_memory
@@ -38,7 +38,7 @@ from isoscale.system.printing import echo
 
 
 @dataclass
-class Role:
+class Split:
     """What one stage reads."""
 
     source: Source
@@ -53,7 +53,7 @@ class Role:
 
 @dataclass
 class Wanted:
-    """A role's source and how it wants to be read."""
+    """A split's source and how it wants to be read."""
 
     source: Source
     batch_size: int
@@ -62,8 +62,8 @@ class Wanted:
     sampler: Any = None
 
 
-class RoleMaker:
-    """Makes the roles of a run from what the user gave as data."""
+class SplitMaker:
+    """Makes the splits of a run from what the user gave as data."""
 
     def __init__(
         self, data: Any, settings: Settings, accelerator: Accelerator, ranks: Ranks = ALONE, num_shards: int = 1,
@@ -76,12 +76,12 @@ class RoleMaker:
         """
         self._settings = settings
         self._loader_ranks = loader_ranks
-        self._plan_of = partial(BatchPlan, num_shards=num_shards, rank=ranks.rank, world=ranks.world)
+        self._plan_of = partial(BatchPlan, num_shards=num_shards, rank=ranks.rank, world=ranks.world_size)
         self._accelerator = accelerator
         self._loaded = data if isinstance(data, LoadedData) else None
         if is_data_module(data):
             self._loaded = LoadedData(data, ranks)
-        self._sources = None if self._loaded else data if has_roles(data) else Sources(train=data)
+        self._sources = None if self._loaded else data if has_splits(data) else Sources(train=data)
 
     @property
     def unused(self) -> list[str]:
@@ -96,13 +96,13 @@ class RoleMaker:
         return self._loaded is not None or getattr(self._sources, "test", None) is not None
 
     def others(self, name: str) -> list[str]:
-        """The other roles that there is data for."""
-        roles = [role for role in ("train", "val", "test", "predict") if role != name]
+        """The other splits that there is data for."""
+        splits = [split for split in ("train", "val", "test", "predict") if split != name]
         if self._loaded is not None:
-            return [role for role in roles if self._loaded.offers(role)]
-        return [role for role in roles if getattr(self._sources, role, None) is not None]
+            return [split for split in splits if self._loaded.offers(split)]
+        return [split for split in splits if getattr(self._sources, split, None) is not None]
 
-    def train(self, num_micro: int = 1, decided: Residency = "auto") -> Role:
+    def train(self, num_micro: int = 1, decided: Residency = "auto") -> Split:
         """The training data, in the order of the recipe; `decided` is where it lived at the first start."""
         wanted = self._wanted("train")
         if wanted is None:
@@ -113,9 +113,9 @@ class RoleMaker:
         source = self._overfit(self._subset(wanted.source), wanted.batch_size)
         order = self._order(source, wanted)
         plan = self._plan(source, wanted, order, self._settings.train.limit_train_batches, num_micro)
-        return self._role(source, plan, order, decided)
+        return self._split(source, plan, order, decided)
 
-    def evaluation(self, name: str, limit: Limit = None, by_row: bool = False) -> Role | None:
+    def evaluation(self, name: str, limit: Limit = None, by_row: bool = False) -> Split | None:
         """Validation, test or prediction data, in the order of the source; None if there is none.
 
         With `by_row` people tell rows apart by their order, so that it must not be drawn at random.
@@ -139,11 +139,11 @@ class RoleMaker:
             raise UserError(f"the sampler of the {name} data gives no samples: it needs at least one")
         size = self._settings.data.eval_batch_size or max(wanted.batch_size, getattr(wanted.source, "rows_at_once", 0))
         size = min(size, order.num_samples)
-        return self._role(wanted.source, limited(self._plan_of(order.num_samples, size), limit), order)
+        return self._split(wanted.source, limited(self._plan_of(order.num_samples, size), limit), order)
 
     def _mixture(
         self, mixture: Mixture, seed: int | None, limit: Limit, num_micro: int = 1, decided: Residency = "auto",
-    ) -> Role:  # fmt: skip
+    ) -> Split:  # fmt: skip
         """Batches of several systems: drawn at random for a seed, else one system after the other."""
         section = self._settings.data
         training = seed is not None
@@ -162,15 +162,15 @@ class RoleMaker:
         residency = self._residency(mixture, decided)
         if not training:
             plan = limited(MixturePlan(plans, OneAfterTheOther(num_batches_of)), limit)
-            return Role(mixture, plan, residency, self._feed_of(mixture, plan, residency, orders), self._loaded)
+            return Split(mixture, plan, residency, self._feed_of(mixture, plan, residency, orders), self._loaded)
         draws = RandomDraws(seed or 0, system_probabilities(mixture.probabilities, num_batches_of))
         is_whole = all(plan.num_samples % plan.batch_size == 0 for plan in plans) and len(set(sizes)) == 1
         plan = limited(MixturePlan(plans, draws, alike=is_whole and mixture.joined is not None), limit)
         if mixture.joined is None or not is_whole:
-            return Role(mixture, plan, residency, self._feed_of(mixture, plan, residency, orders), self._loaded)
+            return Split(mixture, plan, residency, self._feed_of(mixture, plan, residency, orders), self._loaded)
         order = DrawnOrder(draws, orders, mixture.starts.tolist(), sizes[0])
         feed = make_feed(residency, mixture.joined, order, plan, self._device)
-        return Role(mixture, plan, residency, feed, self._loaded)
+        return Split(mixture, plan, residency, feed, self._loaded)
 
     def _feed_of(
         self, mixture: Mixture, plan: MixturePlan, residency: Place, orders: Sequence[Indices]
@@ -206,15 +206,15 @@ class RoleMaker:
         wanted = decided if wanted == "auto" else wanted
         return choose(source, wanted, self._accelerator.total_memory, host_memory())
 
-    def _wanted(self, role: str) -> Wanted | None:
+    def _wanted(self, split: str) -> Wanted | None:
         section: Data = self._settings.data
         if self._loaded is not None:
-            loaded = self._loaded.role(role)
+            loaded = self._loaded.split(split)
             if loaded is None:
                 return None
             size = loaded.batch_size * self._loader_ranks
             return Wanted(loaded.source, size, loaded.shuffle, loaded.drop_last, loaded.sampler)
-        given = getattr(self._sources, role, None)
+        given = getattr(self._sources, split, None)
         if given is None:
             return None
         source = as_source(given)
@@ -261,10 +261,10 @@ class RoleMaker:
             )
         return limited(self._plan_of(drawn, wanted.batch_size, wanted.drop_last, num_micro=num_micro), limit)
 
-    def _role(self, source: Source, plan: BatchPlan, order: Indices, decided: Residency = "auto") -> Role:
+    def _split(self, source: Source, plan: BatchPlan, order: Indices, decided: Residency = "auto") -> Split:
         residency = self._residency(source, decided)
         feed = make_feed(residency, source, order, plan, self._device)
-        return Role(source, plan, residency, feed, self._loaded, order)
+        return Split(source, plan, residency, feed, self._loaded, order)
 
 
 def _one_size(source: Source, wanted: Any) -> int:
@@ -291,14 +291,14 @@ def limited(plan: AnyPlan, limit: Limit) -> AnyPlan:
 
 
 def read_dataset(
-    role: Role, name: str, settings: Settings, device: torch.device, say: Callable[[str], None], ranks: Ranks
+    split: Split, name: str, settings: Settings, device: torch.device, say: Callable[[str], None], ranks: Ranks
 ) -> None:
-    """Let the dataset of a role be read by the worker processes that the recipe, or the loader, asks for."""
-    if isinstance(role.feed, HostFeed) and is_dataset(role.source):
-        loaded = role.loaded.role(name) if role.loaded is not None else None
+    """Let the dataset of a split be read by the worker processes that the recipe, or the loader, asks for."""
+    if isinstance(split.feed, HostFeed) and is_dataset(split.source):
+        loaded = split.loaded.split(name) if split.loaded is not None else None
         cores = max(1, int(usable_cores() / ranks.num_here))
         warn = partial(_warn, say, ranks)
-        role.feed.read_with(_fetcher(role.source, loaded, settings, device, say, cores, warn))
+        split.feed.read_with(_fetcher(split.source, loaded, settings, device, say, cores, warn))
     elif name == "train" and settings.data.workers not in ("auto", 0):
         say("data.workers is not used: worker processes are for a Dataset, which is read sample by sample")
 
@@ -327,5 +327,5 @@ def _fetcher(
 def _warn(say: Callable[..., None], ranks: Ranks, text: str) -> None:
     """Tell the user; of a rank whose words are not shown, whoever keeps its stderr."""
     say(text, "warning")
-    if not ranks.is_first:
+    if not ranks.is_main:
         echo(f"{ranks.name(ranks.rank)}: {text}", err=True)

@@ -18,23 +18,23 @@ from isoscale.engine.metrics.losses import (
     takes_classes,
 )
 from isoscale.engine.metrics.torchmetrics import is_metric, update
-from isoscale.engine.metrics.weighted_sum import Pair, Tally
+from isoscale.engine.metrics.weighted_sum import Tally, WeightedSum
 from isoscale.errors import UserError
-from isoscale.observe.figures import Exhibit
+from isoscale.observe.figures import Figure
 
 if TYPE_CHECKING:
-    from isoscale.engine.dataset_metrics import Store, Survey
+    from isoscale.engine.dataset_metrics import EvaluatedDataset, Store
 
-__all__ = ["Pair", "Supervised", "Tally", "Task", "check_labels", "class_numbers"]
+__all__ = ["Supervised", "Tally", "Task", "WeightedSum", "check_labels", "class_numbers"]
 
 
-class Together(Protocol):
+class TaskRanks(Protocol):
     """The ranks that train together, as a task sees them."""
 
     rank: int
-    world: int
+    world_size: int
 
-    def hear(self, value: Any, what: str) -> list[Any]:
+    def all_gather(self, value: Any, what: str) -> list[Any]:
         """The values of all ranks, on every rank; all of them must ask. `what` says what for, where one is missed.
 
         Values are plain data, tensors and arrays: nothing that is sent can hold code.
@@ -45,7 +45,7 @@ class Training(Protocol):
     """The training data, for a task that measures it."""
 
     source: Source
-    ranks: Together
+    ranks: TaskRanks
     say: Callable[[str], None]
     """Tells the user something."""
 
@@ -56,7 +56,7 @@ class Training(Protocol):
 class Task(nn.Module):
     """Model, loss and metrics. The method names are those of a LightningModule.
 
-    A step returns its loss: a mean over the batch, a `Pair(sum, weight)`, or a dict of named terms of these.
+    A step returns its loss: a mean over the batch, a `WeightedSum(sum, weight)`, or a dict of named terms of these.
     """
 
     units: ClassVar[Mapping[str, str]] = {}
@@ -65,8 +65,8 @@ class Task(nn.Module):
     of_all: ClassVar[str] = "mean |error|"
     """What `isoscale test` calls metrics of all data together, beside those of each part of it."""
 
-    survey_is_enough: ClassVar[bool] = False
-    """Whether `survey` finds all that `isoscale test` is to say, so that the data is gone through once."""
+    dataset_metrics_only: ClassVar[bool] = False
+    """Whether `evaluate_dataset` finds all that `isoscale test` is to say, so that the data is gone through once."""
 
     as_stored: ClassVar[frozenset[str]] = frozenset()
     """Entries of a batch that are not cast to the precision of the weights: the task needs all of their digits."""
@@ -79,7 +79,7 @@ class Task(nn.Module):
         """The metrics of `observe.curve` whose columns have names of their own; `rmse` is the root of the loss."""
         return {}
 
-    def adapt(self, data: Any, ranks: Together, say: Callable[[str], None]) -> Any:
+    def adapt(self, data: Any, ranks: TaskRanks, say: Callable[[str], None]) -> Any:
         """The data as this task reads it, where that is not as it is stored: with the neighbours of atoms, say.
 
         Called at every start on all ranks, which may share the work. `say` tells the user something.
@@ -107,10 +107,10 @@ class Task(nn.Module):
             raise UserError(f"{type(self).__name__} does not say what it predicts: give it a predict_step or a forward")
         return self(batch)
 
-    def check_data(self, role: str, source: Source) -> None:
-        """Refuse data that cannot be learned, before training starts; `role` is train, val or test."""
+    def check_data(self, split: str, source: Source) -> None:
+        """Refuse data that cannot be learned, before training starts; `split` is train, val or test."""
 
-    def measure(self, training: Training) -> None:
+    def fit_statistics(self, training: Training) -> None:
         """Set what is measured on data rather than learned, such as the scale of the inputs.
 
         Called once before the first step of a run, on all ranks, which must find the same; `training(count)` gives
@@ -124,38 +124,38 @@ class Task(nn.Module):
         """
         return None
 
-    def get_ready(self, source: Source, transforms: Sequence[Any]) -> None:
+    def prepare_training(self, source: Source, transforms: Sequence[Any]) -> None:
         """Prepare what the training steps need to know of all training data, and of what was done to a batch before.
 
         Called at every start of a training, on the device, when the transforms have measured what they measure.
         """
 
-    def prepare(self, batch: Batch) -> Batch:
+    def precompute(self, batch: Batch) -> Batch:
         """What a training step makes of samples before anything learned comes in, each sample by itself.
 
         Done once to data that stays on the device, where there is room for it; a step takes both, with the same bits.
         """
         return batch
 
-    def survey(self, survey: "Survey") -> dict[str, float]:
+    def evaluate_dataset(self, dataset: "EvaluatedDataset") -> dict[str, float]:
         """Metrics that need all samples of an evaluation together; empty where none is due.
 
-        Called after every evaluation, on all ranks, which must do the same. `survey.show` adds pictures to the numbers.
+        Called after every evaluation, on all ranks, which must do the same. `dataset.show` adds pictures to the numbers.
         """
         return {}
 
-    def conclude(self, survey: "Survey", store: "Store") -> None:
+    def write_predictions(self, dataset: "EvaluatedDataset", store: "Store") -> None:
         """What `isoscale predict` writes, where that is not one row per sample: put it into `store`."""
         raise NotImplementedError
 
-    def show_inputs(self, source: Source, batch: Batch) -> dict[str, Exhibit]:
+    def show_inputs(self, source: Source, batch: Batch) -> dict[str, Figure]:
         """What to look at of the training data, by name.
 
         `batch` holds the first samples of `source` as the network sees them in training, on the host.
         """
         return {}
 
-    def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Exhibit]:
+    def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Figure]:
         """What to look at after an evaluation, by name.
 
         `outputs` is what `predict_step` returned for every sample of `source`, in its order, on the host; one tensor is
@@ -268,20 +268,20 @@ class Supervised(Task):
             return self.model(self.split(batch)[0])
         return self.model(self.input_of(batch))
 
-    def check_data(self, role: str, source: Source) -> None:
+    def check_data(self, split: str, source: Source) -> None:
         """Refuse labels that are not the number of a class, where the loss wants such and they are in memory."""
         target = self.targets(source) if self._takes_classes else None
         if target is not None:
             one_each = target.dim() == 1 or target.shape[1:] == (1,)
             num_classes = _num_scores(self.model) if one_each else None
-            self._label_ranges[role] = check_labels(target, role, num_classes, self._ignored)
+            self._label_ranges[split] = check_labels(target, split, num_classes, self._ignored)
 
     def targets(self, source: Source) -> Tensor | None:
         """The targets of all samples of a source, where they are in memory."""
         found = column(source, self._keys[1])
         return column(source, 1) if found is None else found
 
-    def measure(self, training: Training) -> None:
+    def fit_statistics(self, training: Training) -> None:
         """Let the model measure its inputs, if it has a `measure` of its own."""
         measure = getattr(self.model, "measure", None)
         if callable(measure):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.feeds.device import DeviceFeed
 from isoscale.data.samples import kept_generators
 from isoscale.data.sources import Source
@@ -20,15 +20,15 @@ from isoscale.engine.diagnose.memory import explained
 from isoscale.engine.diagnose.profile import Profile, timed
 from isoscale.engine.evaluation import Interrupted, call_hook
 from isoscale.engine.evaluations import Evaluations
-from isoscale.engine.figures import Exhibition
+from isoscale.engine.figures import FigureWriter
 from isoscale.engine.lightning import module as lightning
 from isoscale.engine.lightning.overrides import overrides
-from isoscale.engine.metrics.monitors import Best, Patience
+from isoscale.engine.metrics.monitors import BestTracker, EarlyStopping
 from isoscale.engine.metrics.windows import Journal
 from isoscale.engine.settings import Decisions, Settings
-from isoscale.engine.splits import Role, RoleMaker
+from isoscale.engine.splits import Split, SplitMaker
 from isoscale.engine.state.checkpoint import State
-from isoscale.engine.state.host_snapshot import Staged
+from isoscale.engine.state.host_snapshot import Snapshot
 from isoscale.engine.state.module_state import HostGenerators
 from isoscale.engine.state.output import NOWHERE, Output
 from isoscale.engine.state.progress import LogState, OrderState
@@ -95,15 +95,15 @@ class Trainer:
                 step.overlap.profile = self.profile
         self.stop = StopRequest()
         self.agreed = Agreement(ranks, self.stop, step)
-        self.exhibition = Exhibition(self.parts, settings.observe, observers, ranks)
+        self.figures = FigureWriter(self.parts, settings.observe, observers, ranks)
         self.evaluations = Evaluations(
             self.parts, self.plan, settings, self.progress, self.agreed, observers, ranks,
-            partial(built.new_reducer, dtype=torch.float64), self.exhibition.wanted,
+            partial(built.new_reducer, dtype=torch.float64), self.figures.wanted,
         )  # fmt: skip
-        self.best = Best(settings.checkpoint.monitor, settings.checkpoint.mode)
-        self.patience = Patience(settings.train.early_stopping)
-        soundness = step.soundness if step is not None else None
-        self.journal = Journal(self.parts.train_stage, observers, soundness, self.parts.accelerator)
+        self.best = BestTracker(settings.checkpoint.monitor, settings.checkpoint.mode)
+        self.early_stopping = EarlyStopping(settings.train.early_stopping)
+        nan_guard = step.nan_guard if step is not None else None
+        self.journal = Journal(self.parts.train_context, observers, nan_guard, self.parts.accelerator)
         self._generators = HostGenerators(settings.seed)
         registry = self.parts.registry
         if fitted(self.parts.transforms):
@@ -113,14 +113,14 @@ class Trainer:
         registry.register("order", OrderState(settings.seed, self.train.plan, self.progress))
         registry.register("random", self._generators)
         registry.register("best", self.best)
-        registry.register("patience", self.patience)
+        registry.register("patience", self.early_stopping)
         registry.register("log", LogState(output.metric_log))
 
     @property
     def sources(self) -> dict[str, Source]:
-        """The data that is trained and validated on, by role."""
-        roles = {"train": self.train, "val": self.val}
-        return {name: role.source for name, role in roles.items() if role is not None}
+        """The data that is trained and validated on, by split."""
+        splits = {"train": self.train, "val": self.val}
+        return {name: split.source for name, split in splits.items() if split is not None}
 
     def restore(self, state: State) -> None:
         """Take over the state of a checkpoint: now, or when the hooks of a start have run, whose doing it overrules."""
@@ -143,17 +143,17 @@ class Trainer:
 
     def _fit(self) -> None:
         with ExitStack() as stack:
-            stack.enter_context(self.stop.listening(aloud=self.ranks.is_first))
+            stack.enter_context(self.stop.listening(aloud=self.ranks.is_main))
             self._watch()
             stack.enter_context(self._saver or nullcontext())
-            stack.enter_context(keyed.use(self.parts.random))
+            stack.enter_context(rng.use(self.parts.random))
             stack.enter_context(kept_generators())
             self._generators.begin()
             stack.enter_context(self.parts.precision.applied())
             stack.enter_context(self._stream())
             stack.callback(self.release)
             stack.enter_context(explained(self.parts.accelerator, self.train.plan.batch_size))
-            self._get_ready()
+            self._prepare_training()
             self._settle()
             call_hook(self.parts.task, "on_fit_start")
             self._check_optimised()
@@ -164,7 +164,7 @@ class Trainer:
                 self._save()  # so that there is always something to go back to
             self.evaluations.rehearse(self.val)
             self.evaluations.begin(self.val)
-            self.exhibition.begin(self.progress.step)
+            self.figures.begin(self.progress.step)
             self._loop()
 
     def _resume(self) -> None:
@@ -175,14 +175,14 @@ class Trainer:
         if self.progress.step % self.train.plan.steps_per_epoch:
             call_hook(self.parts.task, "on_train_epoch_start")
         self._check_optimised()
-        self.parts.train_stage.forget()
+        self.parts.train_context.forget()
         self.parts.registry.load(*self._saved)
         lightning.remember(self.parts.task, self.progress.values)
 
-    def _get_ready(self) -> None:
-        get_ready = getattr(self.parts.task, "get_ready", None)
-        if get_ready is not None:
-            get_ready(self.train.source, self.parts.transforms)
+    def _prepare_training(self) -> None:
+        prepare_training = getattr(self.parts.task, "prepare_training", None)
+        if prepare_training is not None:
+            prepare_training(self.train.source, self.parts.transforms)
 
     def _settle(self) -> None:
         """Do to data on the device once what every step would do to it again."""
@@ -190,9 +190,9 @@ class Trainer:
         if step is None or not isinstance(feed, DeviceFeed):
             return
         step.forward.transforms = feed.settle(step.forward.transforms)
-        if not step.forward.transforms and isinstance(task, Task) and overrides(task, "prepare"):
+        if not step.forward.transforms and isinstance(task, Task) and overrides(task, "precompute"):
             found = self.parts.accelerator
-            feed.prepare(task.prepare, found.total_memory // (self.ranks.num_here if found.kind == "cpu" else 1))
+            feed.precompute(task.precompute, found.total_memory // (self.ranks.num_here if found.kind == "cpu" else 1))
 
     def _loop(self) -> None:
         task, progress, plan = self.parts.task, self.progress, self.plan
@@ -201,7 +201,7 @@ class Trainer:
             call_hook(task, "on_train_start")
         self._saved = None
         self._check_optimised()
-        self.parts.train_stage.enter()
+        self.parts.train_context.enter()
         self._parameters, self._buffers = dict(task.named_parameters()), checks.buffer_names(task)
         if not progress.step:
             checks.tell_not_optimised(self.parts, self.observers)
@@ -237,7 +237,7 @@ class Trainer:
             self.parts.step.notice_listeners()
         boundary, guarded = self._guarded(boundary)
         program = self.parts.program
-        visibly = self.exhibition.distributions and self.plan.due(boundary).evaluate
+        visibly = self.figures.distributions and self.plan.due(boundary).evaluate
         run = program.run_eagerly if guarded else program.run_visibly if visibly else program.run
         end = profile.end_of_trace(progress.step, boundary, self.plan.num_steps) if profile else None
         if profile and end is not None:
@@ -259,7 +259,7 @@ class Trainer:
         step = self.progress.step
         guarded = any(first <= step < last for first, last in self.rolled_back)
         if self.rolled_back and self.parts.step is not None:
-            self.parts.step.soundness.choose("skip" if guarded else "stop")
+            self.parts.step.nan_guard.choose("skip" if guarded else "stop")
         edges = [edge for window in self.rolled_back for edge in window if edge > step]
         return min([boundary, *edges]), guarded
 
@@ -308,15 +308,15 @@ class Trainer:
             if overrides(self.parts.task, "on_train_epoch_end"):
                 lightning.remember(self.parts.task, self.journal.epoch_so_far())
                 call_hook(self.parts.task, "on_train_epoch_end")
-                self.parts.train_stage.flush_together(self.train.plan.batch_size, self.ranks)
+                self.parts.train_context.flush_together(self.train.plan.batch_size, self.ranks)
             of_epoch = self.journal.end_epoch(epoch, self.train.plan.steps_per_epoch)
             values, watched = {**of_epoch, **values}, {**of_epoch, **watched}
             if self.parts.configured:
                 self.parts.configured.after_epoch(epoch + 1, values)
         checks.tell_not_finite(values, progress.step, self.observers)
-        progress.ended = self.patience.watch(watched)
+        progress.ended = self.early_stopping.watch(watched)
         if progress.ended and self.val is not None:
-            last = self.evaluations.conclude(self.val)
+            last = self.evaluations.finish(self.val)
             values, watched = {**values, **last}, {**watched, **last}
         best = self.best.watch(watched, progress.step)
         if progress.ended:
@@ -328,16 +328,16 @@ class Trainer:
         logged = {**values, "time/seconds": progress.seconds}
         self.observers.notify(EpochEnded(progress.step, epoch, logged, seconds, best))
         if due.evaluate and self.val is not None:
-            self.exhibition.evaluated(progress.step, epoch, self.val, self.evaluations.loss_weights)
+            self.figures.evaluated(progress.step, epoch, self.val, self.evaluations.loss_weights)
         return best
 
     def _check_optimised(self) -> None:
         check_replaced(self.parts.task, self.parts.optimizers, self._made)
 
-    def role(self, data: Any, name: str, limit: Limit) -> Role | None:
-        """Another role of the data, shared out among the ranks as the others are."""
+    def split(self, data: Any, name: str, limit: Limit) -> Split | None:
+        """Another split of the data, shared out among the ranks as the others are."""
         seen = adapted(self.parts.task, data, self.ranks, self.observers.note)
-        maker = RoleMaker(
+        maker = SplitMaker(
             seen, self.settings, self.parts.accelerator, self.ranks, self._built.num_shards, self.decided.first_world
         )  # fmt: skip
         return maker.evaluation(name, limit)
@@ -371,7 +371,7 @@ class Trainer:
         self.stop.saved(max(time.perf_counter() - began, self._saver.longest if self._saver else 0.0))
 
     @property
-    def last_saved(self) -> tuple[int, Staged, bool] | None:
+    def last_saved(self) -> tuple[int, Snapshot, bool] | None:
         """Step and state of the last checkpoint of this process, and whether it was the best."""
         return self._saver.newest if self._saver else None
 

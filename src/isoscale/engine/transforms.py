@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.batches import Batch
 from isoscale.data.column_source import ColumnSource
 from isoscale.data.mixture import Mixture
@@ -55,7 +55,7 @@ def _batches(source: Source, transforms: Sequence[Any]) -> Iterator[Batch]:
         return
     size = max(1, BLOCK_BYTES // max(1, nbytes(source) // len(source)))
     for start in range(0, len(source), size):
-        with seeded(0), keyed.use(None):
+        with seeded(0), rng.use(None):
             batch = own_copy(source, source.fetch(torch.arange(start, min(len(source), start + size))))
             for transform in transforms:
                 batch = transform(batch)

@@ -77,12 +77,12 @@ class Standing:
 def _job(run: Run) -> str | None:
     """The job of the last start, or one that was submitted since."""
     record = run.record
-    stretches = record.get("stretches") or [{}]
+    attempts = record.get("stretches") or [{}]
     submitted = (record.get("job") or {}).get("id")
     # The environment of an array's task tells a number that may be that of the whole array.
     if run.status == "running" and "_" not in str(submitted or ""):
-        return slurm.as_number(stretches[-1].get("job"))
-    return slurm.as_number(submitted or stretches[-1].get("job"))
+        return slurm.as_number(attempts[-1].get("job"))
+    return slurm.as_number(submitted or attempts[-1].get("job"))
 
 
 def _last_logged(path: Path) -> int | None:

@@ -15,7 +15,7 @@ from isoscale.observe.events import (
     Ended,
     EpochEnded,
     Event,
-    Exhibited,
+    FiguresMade,
     Level,
     Logged,
     Note,
@@ -184,8 +184,8 @@ def _parent(process: int) -> int:
 
 
 def _fields(event: Event) -> dict[str, object]:
-    if isinstance(event, Exhibited):
-        return {"step": event.step, "epoch": event.epoch, "exhibits": list(event.exhibits)}
+    if isinstance(event, FiguresMade):
+        return {"step": event.step, "epoch": event.epoch, "exhibits": list(event.figures)}
     fields = dict(vars(event))
     if isinstance(event, Started):
         fields["layers"] = [vars(layer) for layer in event.layers]

@@ -1,4 +1,4 @@
-"""Exhibits as figures, for every observer that shows pictures; drawn without pyplot, which keeps global state."""
+"""Drawing figures, for every observer that shows pictures; drawn without pyplot, which keeps global state."""
 
 import math
 import textwrap
@@ -38,23 +38,23 @@ LINES = ("#20242c", "#d1495b", "#30638e", "#edae49", "#00798c")
 """The colours of curves; the first is the one that the others should be equal to."""
 
 
-def draw(name: str, exhibit: Drawable) -> Figure:
-    """The figure of an exhibit, under its name."""
-    match exhibit:
+def draw(name: str, shown: Drawable) -> Figure:
+    """A figure drawn, under its name."""
+    match shown:
         case Pictures():
-            return _Grid(exhibit).draw(name)
+            return _Grid(shown).draw(name)
         case Matrix():
-            return _matrix(name, exhibit)
+            return _matrix(name, shown)
         case PrecisionRecall():
-            return _precision_recall(name, exhibit)
+            return _precision_recall(name, shown)
         case Histogram():
-            return _histogram(name, exhibit)
+            return _histogram(name, shown)
         case Curves():
-            return _curves(name, exhibit)
+            return _curves(name, shown)
         case Parity():
-            return _parity(name, exhibit)
+            return _parity(name, shown)
         case ParityPoints():
-            return _parity_points(name, exhibit)
+            return _parity_points(name, shown)
 
 
 def png(figure: Figure, scale: int = 1) -> bytes:
@@ -83,14 +83,14 @@ class _Grid:
     longest = 256
     frame, gap, line, title = 3, 8, 13, 26
 
-    def __init__(self, exhibit: Pictures) -> None:
-        self.exhibit = exhibit
-        self.pixels = _resized(exhibit.pixels, self.side, self.longest)
+    def __init__(self, shown: Pictures) -> None:
+        self.shown = shown
+        self.pixels = _resized(shown.pixels, self.side, self.longest)
         self.num_pictures, self.height, self.width = self.pixels.shape[:3]
         self.num_columns = max(1, math.ceil(math.sqrt(1.6 * self.num_pictures)))
         self.num_rows = math.ceil(self.num_pictures / self.num_columns)
         self.cell_width = max(self.width + 2 * self.frame, self.side) + self.gap
-        self.captions = [self._wrapped(caption) for caption in exhibit.captions]
+        self.captions = [self._wrapped(caption) for caption in shown.captions]
         lines = max((caption.count("\n") + 1 for caption in self.captions), default=0)
         self.cell_height = self.height + 2 * self.frame + self.line * lines + self.gap
 
@@ -123,7 +123,7 @@ class _Grid:
         return self.gap + column * self.cell_width, self.title + row * self.cell_height
 
     def _colour(self, index: int) -> str:
-        right = self.exhibit.right
+        right = self.shown.right
         return (RIGHT if right[index] else WRONG) if index < len(right) else NEUTRAL
 
     def _wrapped(self, caption: str) -> str:
@@ -147,22 +147,22 @@ def _bytes(colour: str) -> tuple[int, ...]:
     return tuple(bytes.fromhex(colour.removeprefix("#")))
 
 
-def _matrix(name: str, exhibit: Matrix) -> Figure:
+def _matrix(name: str, shown: Matrix) -> Figure:
     """The share of each row as colour, strong for small shares too, because errors are what people look for."""
-    number = max(1, len(exhibit.labels))
+    number = max(1, len(shown.labels))
     cell = float(np.clip(14 / number, 0.02, max(0.45, 2 / number)))  # inches
-    side = cell * number + 1.2 + 0.06 * min(20, max(map(len, exhibit.labels), default=0))
+    side = cell * number + 1.2 + 0.06 * min(20, max(map(len, shown.labels), default=0))
     figure = Figure(figsize=(side + 1, side), dpi=DOTS_PER_INCH, layout="compressed")
     axes = figure.add_subplot()
-    shares = exhibit.counts / np.maximum(exhibit.counts.sum(1, keepdims=True), 1)
+    shares = shown.counts / np.maximum(shown.counts.sum(1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    bar = figure.colorbar(image, ax=axes, label=f"share of the {exhibit.rows}", shrink=min(0.9, 4 / side), aspect=25)
+    bar = figure.colorbar(image, ax=axes, label=f"share of the {shown.rows}", shrink=min(0.9, 4 / side), aspect=25)
     bar.set_ticks([0, 0.01, 0.1, 0.5, 1], labels=["0", "1 %", "10 %", "50 %", "100 %"])
-    axes.set(title=_plain(name), xlabel=exhibit.columns, ylabel=exhibit.rows)
+    axes.set(title=_plain(name), xlabel=shown.columns, ylabel=shown.rows)
     font = min(9.0, 72 * cell * 0.75)
-    _name_classes(axes, exhibit.labels, font)
+    _name_classes(axes, shown.labels, font)
     if font >= 4:
-        _write_counts(axes, exhibit.counts, shares, 72 * cell)
+        _write_counts(axes, shown.counts, shares, 72 * cell)
     return figure
 
 
@@ -185,9 +185,9 @@ def _write_counts(axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.floa
         axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=font)
 
 
-def _precision_recall(name: str, exhibit: PrecisionRecall) -> Figure:
+def _precision_recall(name: str, shown: PrecisionRecall) -> Figure:
     """One curve a class, the worst first; beyond ten, the better ones stay gray and nameless."""
-    classes = {label: found for label, found in exhibit.classes.items() if found.num_positives}
+    classes = {label: found for label, found in shown.classes.items() if found.num_positives}
     labels = sorted(classes, key=lambda label: classes[label].average_precision)
     figure = Figure(figsize=(7.5, 5), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
@@ -212,32 +212,32 @@ def _curve(found: Detection) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return np.concatenate([[0.0], recall]), np.concatenate([precision[:1], precision])
 
 
-def _histogram(name: str, exhibit: Histogram) -> Figure:
+def _histogram(name: str, shown: Histogram) -> Figure:
     figure = Figure(figsize=(6, 3.5), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
-    axes.stairs(exhibit.counts, exhibit.edges, fill=True)
+    axes.stairs(shown.counts, shown.edges, fill=True)
     axes.set(title=_plain(name), xlabel="value", ylabel="count")
     return figure
 
 
-def _curves(name: str, exhibit: Curves) -> Figure:
+def _curves(name: str, shown: Curves) -> Figure:
     """The curves, and below them how far each is from the first."""
     figure = Figure(figsize=(7.5, 5.4), dpi=DOTS_PER_INCH, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
-    first = next(iter(exhibit.values.values()))
-    for place, (label, values) in enumerate(exhibit.values.items()):
+    first = next(iter(shown.values.values()))
+    for place, (label, values) in enumerate(shown.values.items()):
         style = {"color": LINES[place % len(LINES)], "linestyle": "--" if place else "-", "linewidth": 1.8}
-        above.plot(exhibit.places, values, label=_plain(label), **style)
+        above.plot(shown.places, values, label=_plain(label), **style)
         if place:
-            below.plot(exhibit.places, values - first, **style)
-            below.fill_between(exhibit.places, values - first, color=style["color"], alpha=0.15, linewidth=0)
-        if label in exhibit.marks:
-            what, where = exhibit.marks[label]
+            below.plot(shown.places, values - first, **style)
+            below.fill_between(shown.places, values - first, color=style["color"], alpha=0.15, linewidth=0)
+        if label in shown.marks:
+            what, where = shown.marks[label]
             for axes in (above, below):
                 axes.axvline(where, color=style["color"], linestyle=style["linestyle"], linewidth=0.9, alpha=0.8)
             above.plot([], [], color=style["color"], linestyle=style["linestyle"], linewidth=0.9, label=_plain(what))
-    above.set(title=_plain(name), ylabel=_plain(exhibit.up))
-    below.set(xlabel=_plain(exhibit.across), ylabel="difference")
+    above.set(title=_plain(name), ylabel=_plain(shown.up))
+    below.set(xlabel=_plain(shown.across), ylabel="difference")
     below.axhline(0, color="0.6", linewidth=0.8)
     for axes in (above, below):
         _open(axes)
@@ -253,18 +253,18 @@ def _open(axes: Axes) -> None:
     axes.grid(alpha=0.25, linewidth=0.6)
 
 
-def _parity(name: str, exhibit: Parity) -> Figure:
+def _parity(name: str, shown: Parity) -> Figure:
     """Counts as colour on a logarithmic scale, on which single outliers are seen too."""
     figure = Figure(figsize=(6.2, 5.2), dpi=DOTS_PER_INCH, layout="compressed")
     axes = figure.add_subplot()
-    ends = (exhibit.low, exhibit.high)
-    counts = np.ma.masked_less(exhibit.counts.T, 0.5)
-    norm = LogNorm(1, max(2.0, float(exhibit.counts.max(initial=0))))
+    ends = (shown.low, shown.high)
+    counts = np.ma.masked_less(shown.counts.T, 0.5)
+    norm = LogNorm(1, max(2.0, float(shown.counts.max(initial=0))))
     image = axes.imshow(counts, cmap="viridis", norm=norm, origin="lower", extent=ends * 2, interpolation="nearest")
     figure.colorbar(image, ax=axes, label="number of values", shrink=0.85, pad=0.03)
     _diagonal(axes, ends)
-    axes.set(title=_plain(name), xlabel=_plain(f"true {exhibit.what}"), ylabel=_plain(f"predicted {exhibit.what}"))
-    _write_beside(axes, _plain("\n".join(exhibit.words)), exhibit.counts)
+    axes.set(title=_plain(name), xlabel=_plain(f"true {shown.what}"), ylabel=_plain(f"predicted {shown.what}"))
+    _write_beside(axes, _plain("\n".join(shown.words)), shown.counts)
     return figure
 
 
@@ -282,26 +282,26 @@ def _diagonal(axes: Axes, ends: tuple[float, float]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _parity_points(name: str, exhibit: ParityPoints) -> Figure:
+def _parity_points(name: str, shown: ParityPoints) -> Figure:
     """Each point with its name, as long as they are few."""
     figure = Figure(figsize=(6.2, 5.2), dpi=DOTS_PER_INCH, layout="compressed")
     axes = figure.add_subplot()
-    both = np.concatenate([exhibit.true, exhibit.predicted])
+    both = np.concatenate([shown.true, shown.predicted])
     margin = 0.12 * max(float(np.ptp(both)), 1e-3 * float(np.abs(both).max()), 1e-12)
     _diagonal(axes, (float(both.min()) - margin, float(both.max()) + margin))
-    axes.scatter(exhibit.true, exhibit.predicted, color=LINES[1], s=42, zorder=3, edgecolor="white", linewidth=0.8)
-    if len(exhibit.names) <= MOST_NAMES:
-        _name_points(axes, exhibit)
-    axes.set(title=_plain(name), xlabel=_plain(f"true {exhibit.what}"), ylabel=_plain(f"predicted {exhibit.what}"))
+    axes.scatter(shown.true, shown.predicted, color=LINES[1], s=42, zorder=3, edgecolor="white", linewidth=0.8)
+    if len(shown.names) <= MOST_NAMES:
+        _name_points(axes, shown)
+    axes.set(title=_plain(name), xlabel=_plain(f"true {shown.what}"), ylabel=_plain(f"predicted {shown.what}"))
     axes.ticklabel_format(useOffset=False)
     axes.grid(alpha=0.25, linewidth=0.6)
     return figure
 
 
-def _name_points(axes: Axes, exhibit: ParityPoints) -> None:
+def _name_points(axes: Axes, shown: ParityPoints) -> None:
     """To the side that has more room."""
     middle = sum(axes.get_xlim()) / 2
-    for label, true, predicted in zip(exhibit.names, exhibit.true, exhibit.predicted, strict=True):
+    for label, true, predicted in zip(shown.names, shown.true, shown.predicted, strict=True):
         side, align = (7, "left") if true < middle else (-7, "right")
         axes.annotate(
             _short(label, 24), (true, predicted), (side, 0), textcoords="offset points", fontsize=8, ha=align,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from isoscale.observe.figures import Exhibit
+from isoscale.observe.figures import Figure
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -71,12 +71,12 @@ class EpochEnded:
 
 
 @dataclass(frozen=True)
-class Exhibited:
+class FiguresMade:
     """There is something to look at: pictures, curves, distributions."""
 
     step: int
     epoch: int
-    exhibits: Mapping[str, Exhibit]
+    figures: Mapping[str, Figure]
     """By name, with the stage before it where there is one: `val/confusion`, `parameters/layers.0.weight`."""
 
 
@@ -111,7 +111,7 @@ class Ended:
     """The metrics of the last evaluation, and the best value of the monitored one as `best/NAME`."""
 
 
-Event = Started | Logged | EpochEnded | Exhibited | Note | Ended
+Event = Started | Logged | EpochEnded | FiguresMade | Note | Ended
 
 
 class Observer(Protocol):

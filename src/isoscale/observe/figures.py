@@ -128,4 +128,4 @@ class Network:
 
 
 Drawable = Pictures | Matrix | PrecisionRecall | Histogram | Curves | Parity | ParityPoints
-Exhibit = Drawable | Network
+Figure = Drawable | Network

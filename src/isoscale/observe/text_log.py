@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from isoscale.errors import UserError
-from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Note, Started
+from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, Note, Started
 from isoscale.observe.text import end_lines, epoch_line, logged_line, note_line, prefixed, rank_prefix, start_lines
 from isoscale.system.files import failures_in_words, open_own
 from isoscale.system.printing import visible
@@ -66,7 +66,7 @@ class TextLog:
                 return note_line(event).split("\n")
             case Started():
                 return start_lines(event)
-            case Exhibited():
-                return [f"to look at: {', '.join(event.exhibits)}"]
+            case FiguresMade():
+                return [f"to look at: {', '.join(event.figures)}"]
             case Ended():
                 return end_lines(event, self._started.directory if self._started else "")

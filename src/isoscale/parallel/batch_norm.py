@@ -85,7 +85,7 @@ class _Normalise(torch.autograd.Function):
         rest = _all_but_channels(gradient)
         sums = torch.stack([gradient.sum(rest), (gradient * normalised).sum(rest)])  # (2, channels)
         of_bias, of_weight = sums.clone().unbind()  # of this rank alone: the reduction adds those of the others
-        context.ranks.sum_(sums, "the gradients of a batch norm")
+        context.ranks.all_reduce(sums, "the gradients of a batch norm")
         means = sums / count
         factor = scale if weight is None else scale * weight
         centred = gradient - _spread(means[0], gradient) - normalised * _spread(means[1], gradient)
@@ -98,10 +98,10 @@ def _statistics(values: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
     rest = _all_but_channels(values)
     count = values.numel() // values.shape[1]
     own = torch.cat([values.mean(rest), values.var(rest, correction=0), values.new_full((1,), count)])
-    every = own.new_zeros(ranks.world, own.numel())
+    every = own.new_zeros(ranks.world_size, own.numel())
     every[ranks.rank] = own
-    ranks.sum_(every, "the statistics of a batch norm")
-    means, variances = every[:, :-1].view(ranks.world, 2, -1).unbind(1)
+    ranks.all_reduce(every, "the statistics of a batch norm")
+    means, variances = every[:, :-1].view(ranks.world_size, 2, -1).unbind(1)
     counts = every[:, -1:]
     total = counts.sum()
     mean = (means * counts).sum(0) / total

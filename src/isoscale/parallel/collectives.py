@@ -27,7 +27,7 @@ class Ranks:
     """Who this process is among those that train together."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     local_rank: int = 0
     """Number of this process on its host."""
     hosts: tuple[str, ...] = ("localhost",)
@@ -42,14 +42,14 @@ class Ranks:
     """Of all ranks on rank 0, of those on the same host elsewhere; of none that is alone."""
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process speaks for all: it alone writes files and talks to the user."""
         return self.rank == 0
 
     @property
     def alone(self) -> bool:
         """Whether there is nobody to agree with."""
-        return self.world == 1
+        return self.world_size == 1
 
     @property
     def num_here(self) -> int:
@@ -70,7 +70,7 @@ class Ranks:
         sharing = Counter((each.host, each.cores) for each in self.facts)
         return min((len(cores) // count for (_, cores), count in sharing.items()), default=0) or None
 
-    def sum_(self, tensor: Tensor, what: str = "a sum over ranks") -> None:
+    def all_reduce(self, tensor: Tensor, what: str = "a sum over ranks") -> None:
         """Add the tensors of all ranks, in place."""
         if not self.alone:
             self.tick(what)
@@ -86,34 +86,34 @@ class Ranks:
         if through_host:
             theirs.copy_(received)
 
-    def tell(self, value: Any, what: str = "a word of rank 0") -> Any:
+    def broadcast(self, value: Any, what: str = "a word of rank 0") -> Any:
         """The value of rank 0, plain data and tensors, on every rank; only rank 0 needs to give one."""
         if self.alone:
             return value
         self.tick(what)
-        packed = pack(value, what, self.key) if self.is_first else torch.empty(0, dtype=torch.uint8)
+        packed = pack(value, what, self.key) if self.is_main else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([len(packed)])
         dist.broadcast(size, 0)
-        if not self.is_first:
+        if not self.is_main:
             packed = torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(packed, 0)
-        return value if self.is_first else unpack(packed, what, self.key)
+        return value if self.is_main else unpack(packed, what, self.key)
 
-    def tell_tensor(self, tensor: Tensor) -> None:
+    def broadcast_tensor(self, tensor: Tensor) -> None:
         """Fill a tensor on the host with that of rank 0."""
         if not self.alone:
             self.tick("a tensor of rank 0")
             dist.broadcast(tensor, 0)
 
-    def hear(self, value: Any, what: str = "a word of every rank") -> list[Any]:
+    def all_gather(self, value: Any, what: str = "a word of every rank") -> list[Any]:
         """The values of all ranks, plain data and tensors, on every rank."""
         if self.alone:
             return [value]
         self.tick(what)
         packed = pack(value, what, self.key)
-        sizes = torch.zeros(self.world, dtype=torch.int64)
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
         dist.all_gather(list(sizes.split(1)), torch.tensor([len(packed)]))
-        heard = torch.empty(self.world, int(sizes.max()), dtype=torch.uint8)
+        heard = torch.empty(self.world_size, int(sizes.max()), dtype=torch.uint8)
         dist.all_gather(list(heard.unbind()), torch.nn.functional.pad(packed, (0, heard.shape[1] - len(packed))))
         return [unpack(each[:size], what, self.key) for each, size in zip(heard, sizes.tolist(), strict=True)]
 
@@ -122,7 +122,7 @@ class Ranks:
         if self.alone:
             return wanted
         votes = torch.tensor([float(wanted)])
-        self.sum_(votes, what)
+        self.all_reduce(votes, what)
         return bool(votes[0] > 0)
 
     def name(self, rank: int) -> str:

@@ -53,7 +53,7 @@ class FlatReducer:
     def __init__(self, ranks: Ranks = ALONE, dtype: torch.dtype = torch.float32) -> None:
         """What travels is of the gradients' `dtype`: losses and counts are no more precise than these."""
         self.ranks = ranks
-        self.num_shards = ranks.world
+        self.num_shards = ranks.world_size
         self._buffers = Buffers(dtype)
         self._tensors: list[Tensor] = []
 
@@ -73,7 +73,7 @@ class FlatReducer:
             return tensors
         buffer = self._buffers.filled(tensors) if tensors else self._buffers.cleared(like())
         for section in buffer.sections:
-            self.ranks.sum_(section, "the gradients of all ranks")
+            self.ranks.all_reduce(section, "the gradients of all ranks")
         return buffer.tensors()
 
 
@@ -99,7 +99,7 @@ class TreeReducer:
     @property
     def owned(self) -> range:
         """A contiguous range of shards, the leaves of a subtree."""
-        each = self.num_shards // self.ranks.world
+        each = self.num_shards // self.ranks.world_size
         return range(self.ranks.rank * each, (self.ranks.rank + 1) * each)
 
     def add(self, shard: int, tensors: Sequence[Tensor]) -> None:
@@ -121,7 +121,7 @@ class TreeReducer:
         """Exchange and add, from the root of this rank's subtree to the root of all."""
         self.ranks.tick("the gradients of all ranks")
         level = 1
-        while level < self.ranks.world:
+        while level < self.ranks.world_size:
             self.ranks.exchange(buffer.bytes, buffer.other.bytes, self.ranks.rank ^ level)
             for mine, theirs in zip(buffer.sections, buffer.other.sections, strict=True):
                 mine.add_(theirs)

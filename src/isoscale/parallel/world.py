@@ -22,11 +22,11 @@ from isoscale.parallel import pinning
 from isoscale.parallel.collectives import ALONE, Ranks
 from isoscale.parallel.environments.base import LOOPBACK
 from isoscale.parallel.environments.find import Environment, find
-from isoscale.parallel.health.client import Watch
+from isoscale.parallel.health.client import HealthClient
 from isoscale.parallel.health.preflight import Separated, cut_off, exchange_facts, first_sum, refused
-from isoscale.parallel.health.rendezvous import Comer, NotMet, Rendezvous, interface, own_door, patience, within
-from isoscale.parallel.health.server import Hub
-from isoscale.parallel.health.signed_store import Board, Store, prefixed
+from isoscale.parallel.health.rendezvous import Arrival, NotMet, Rendezvous, interface, own_door, patience, within
+from isoscale.parallel.health.server import HealthServer
+from isoscale.parallel.health.signed_store import SignedStore, Store, prefixed
 from isoscale.parallel.health.sockets import open_sockets, shut, shut_doors
 from isoscale.parallel.rank_info import Facts, of_this_rank
 from isoscale.system.printing import finish
@@ -49,8 +49,8 @@ class _Membership:
     """What this process holds while it is one of several."""
 
     ranks: Ranks
-    watch: Watch
-    hub: Hub | None
+    client: HealthClient
+    server: HealthServer | None
     """On rank 0."""
     store: Store
     """Kept because rank 0 hosts it for the others."""
@@ -69,15 +69,15 @@ def join(device_kind: str, seconds: float | None = None) -> Ranks:
         if environment.world == 1:
             return ALONE
         seconds = patience() if seconds is None else seconds
-        meeting, comers = _meet(environment, seconds)
-        _membership = _join(environment, meeting, comers, device_kind)
+        meeting, arrivals = _meet(environment, seconds)
+        _membership = _join(environment, meeting, arrivals, device_kind)
         atexit.register(leave)
         with guarded():
-            _connect(_membership, meeting, comers, device_kind, min(seconds, CONNECT + environment.world / 8))
+            _connect(_membership, meeting, arrivals, device_kind, min(seconds, CONNECT + environment.world / 8))
     return _membership.ranks
 
 
-def _meet(environment: Environment, seconds: float) -> tuple[Rendezvous, list[Comer]]:
+def _meet(environment: Environment, seconds: float) -> tuple[Rendezvous, list[Arrival]]:
     global _is_silent
     try:
         meeting = Rendezvous(environment, seconds)
@@ -87,56 +87,56 @@ def _meet(environment: Environment, seconds: float) -> tuple[Rendezvous, list[Co
         raise
 
 
-def _join(environment: Environment, meeting: Rendezvous, comers: list[Comer], device_kind: str) -> _Membership:
-    hosts = tuple(comer.host for comer in comers)
-    hub, watch = _start_watch(environment, meeting.board, hosts)
+def _join(environment: Environment, meeting: Rendezvous, arrivals: list[Arrival], device_kind: str) -> _Membership:
+    hosts = tuple(arrival.host for arrival in arrivals)
+    server, client = _start_watch(environment, meeting.board, hosts)
     local_rank = _local_rank(environment, hosts)
     backend = _choose_backend(meeting.board, environment, device_kind, local_rank, hosts)
-    ranks = Ranks(environment.rank, environment.world, local_rank, hosts, backend, watch.tick, meeting.board.key)
-    return _Membership(ranks, watch, hub, meeting.board.store, os.getpid())
+    ranks = Ranks(environment.rank, environment.world, local_rank, hosts, backend, client.tick, meeting.board.key)
+    return _Membership(ranks, client, server, meeting.board.store, os.getpid())
 
 
 def _connect(
-    member: _Membership, meeting: Rendezvous, comers: list[Comer], device_kind: str, seconds: float
+    member: _Membership, meeting: Rendezvous, arrivals: list[Arrival], device_kind: str, seconds: float
 ) -> None:  # fmt: skip
     """Open what carries tensors, and prove that it does; or say why not."""
-    ranks, watch = member.ranks, member.watch
+    ranks, client = member.ranks, member.client
     mine = of_this_rank(ranks.rank, ranks.hosts[ranks.rank], device_kind)
     member.ranks = ranks = replace(ranks, facts=exchange_facts(meeting.board, mine, ranks))
-    _look_after_neighbour(watch, mine, ranks.facts)
+    _look_after_neighbour(client, mine, ranks.facts)
 
     def look() -> None:
-        if watch.cause is not None:
-            raise watch.cause.error()
+        if client.cause is not None:
+            raise client.cause.error()
 
     before = open_sockets()
-    _limit(seconds)  # one that is stopped is named by the hub
-    why = _try_to_open(meeting, ranks, comers, mine, seconds, look)
+    _limit(seconds)  # one that is stopped is named by the server
+    why = _try_to_open(meeting, ranks, arrivals, mine, seconds, look)
     if why is not None:
         raise why  # here, where it comes from no broken connection
     _limit(math.inf)
     opened = open_sockets().keys() - before.keys()
-    watch.wake = lambda: shut(opened)
+    client.wake = lambda: shut(opened)
     if ranks.backend == "gloo" and LAZY not in os.environ:  # others connect when they need it
         shut_doors(opened, meeting.port)
 
 
-def _look_after_neighbour(watch: Watch, mine: Facts, told: Sequence[Facts]) -> None:
+def _look_after_neighbour(client: HealthClient, mine: Facts, told: Sequence[Facts]) -> None:
     """Every rank of a host watches over the process of the next one, and the last over that of the first."""
     others = [each for each in told if each.host == mine.host and each.rank != mine.rank]
     if others:
         following = min(others, key=lambda each: (each.rank < mine.rank, each.rank))
-        watch.look_after(following.rank, following.process, following.born)
+        client.look_after(following.rank, following.process, following.born)
 
 
 def _try_to_open(
-    meeting: Rendezvous, ranks: Ranks, comers: list[Comer], mine: Facts, seconds: float, look: Callable[[], None]
+    meeting: Rendezvous, ranks: Ranks, arrivals: list[Arrival], mine: Facts, seconds: float, look: Callable[[], None]
 ) -> UserError | None:
     """Open the process group and use it; why that is not possible."""
     try:
-        within(seconds + BEFORE_LOOKING, lambda: _open_group(meeting.board.store, ranks, comers, mine), look)
+        within(seconds + BEFORE_LOOKING, lambda: _open_group(meeting.board.store, ranks, arrivals, mine), look)
     except TimeoutError:
-        separated = Separated(ranks, comers, meeting.another_board().within("separated"))
+        separated = Separated(ranks, arrivals, meeting.another_board().within("separated"))
         return UserError(separated.explain(ranks, seconds, look))
     except RuntimeError as error:  # of torch, as all of its own are
         look()
@@ -144,16 +144,18 @@ def _try_to_open(
     return None
 
 
-def _start_watch(environment: Environment, board: Board, hosts: tuple[str, ...]) -> tuple[Hub | None, Watch]:
+def _start_watch(
+    environment: Environment, board: SignedStore, hosts: tuple[str, ...]
+) -> tuple[HealthServer | None, HealthClient]:
     global _is_silent
     key = board.key.derive(b"hub")
-    hub = Hub(hosts, key, own_door(environment)) if environment.rank == 0 else None
-    if hub is not None:
-        board.set("hub", hub.port)
+    server = HealthServer(hosts, key, own_door(environment)) if environment.rank == 0 else None
+    if server is not None:
+        board.set("hub", server.port)
     port = board.get("hub")
-    address = environment.address if hub is None else hub.address or LOOPBACK
+    address = environment.address if server is None else server.address or LOOPBACK
     try:
-        return hub, Watch(environment.rank, hosts, (address, port), key, environment.parent)
+        return server, HealthClient(environment.rank, hosts, (address, port), key, environment.parent)
     except OSError as error:
         words = (
             f"rank {environment.rank} on {hosts[environment.rank]} does not reach rank 0 on {hosts[0]} at {address}, "
@@ -171,7 +173,7 @@ def _local_rank(environment: Environment, hosts: tuple[str, ...]) -> int:
 
 
 def _choose_backend(
-    board: Board, environment: Environment, device_kind: str, local_rank: int, hosts: tuple[str, ...]
+    board: SignedStore, environment: Environment, device_kind: str, local_rank: int, hosts: tuple[str, ...]
 ) -> str:
     """Take this rank's device; what carries tensors between devices, which a device shared by ranks cannot."""
     if device_kind not in BACKENDS:
@@ -184,18 +186,18 @@ def _choose_backend(
     return BACKENDS[device_kind] if len(set(names)) == len(names) else "gloo"
 
 
-def _open_group(store: Store, ranks: Ranks, comers: list[Comer], mine: Facts) -> None:
+def _open_group(store: Store, ranks: Ranks, arrivals: list[Arrival], mine: Facts) -> None:
     device = torch.device(mine.device)
     if device.type in BACKENDS:
         getattr(torch, device.type).set_device(device)  # of this thread
-    found = interface(comers, ranks.rank)
+    found = interface(arrivals, ranks.rank)
     if found is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
     # A failure of NCCL would end the process with SIGABRT before anybody could say which rank was the reason.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     backend = "cpu:gloo" if device.type not in BACKENDS else f"cpu:gloo,{device.type}:{ranks.backend}"
     dist.init_process_group(
-        backend, store=prefixed("group", store), rank=ranks.rank, world_size=ranks.world,
+        backend, store=prefixed("group", store), rank=ranks.rank, world_size=ranks.world_size,
         timeout=NO_LIMIT,
     )  # fmt: skip
     first_sum(ranks, device)
@@ -211,38 +213,38 @@ def guarded(on_abort: Callable[[str], None] | None = None, timeout: float | None
     if _membership is None:
         yield
         return
-    watch = _membership.watch
-    before, watch.on_abort = watch.on_abort, on_abort or watch.on_abort
+    client = _membership.client
+    before, client.on_abort = client.on_abort, on_abort or client.on_abort
     _limit(timeout)
     try:
         yield
     except BaseException as error:
         if isinstance(error, Stopped | GeneratorExit) and not isinstance(error, StoppedEarly):
             raise  # all ranks have agreed to it
-        raised = watch.failed(error)
-        watch.linger()
+        raised = client.failed(error)
+        client.linger()
         if raised is error:
             raise
         raise raised from None
     finally:
-        watch.on_abort = before
+        client.on_abort = before
 
 
 def _limit(timeout: float | None) -> None:
     if timeout is None or _membership is None:
         return
-    _membership.watch.limit = timeout
-    if _membership.hub is not None:
-        _membership.hub.limit = timeout
+    _membership.client.limit = timeout
+    if _membership.server is not None:
+        _membership.server.limit = timeout
 
 
 def voice(listener: Callable[[int, list[Any]], None] | None = None) -> Callable[[list[Any]], bool]:
     """How this rank tells rank 0 something for the log; there, `listener` is told what any rank says from now on."""
     if _membership is None:
         return lambda words: False
-    if _membership.hub is not None:
-        _membership.hub.listener = listener
-    return _membership.watch.say
+    if _membership.server is not None:
+        _membership.server.listener = listener
+    return _membership.client.say
 
 
 def share_cores(ranks: Ranks, wanted: bool, threads: int | None) -> Ranks:
@@ -255,13 +257,13 @@ def share_cores(ranks: Ranks, wanted: bool, threads: int | None) -> Ranks:
     here = [each for each in ranks.facts if each.host == mine.host]
     share = pinning.own_share(ranks.rank, here, threads, by_device) if wanted else None
     pinning.pin(share or mine.cores)
-    found = ranks.hear(pinning.own_cores(), "the cores of every rank")
+    found = ranks.all_gather(pinning.own_cores(), "the cores of every rank")
     return replace(ranks, facts=tuple(replace(each, cores=found[each.rank]) for each in ranks.facts))
 
 
 def speaks() -> bool:
     """Whether this process tells the user what went wrong; of several ranks one does."""
-    return not _is_silent and (_membership is None or _membership.watch.speaks)
+    return not _is_silent and (_membership is None or _membership.client.speaks)
 
 
 def leave() -> None:
@@ -272,13 +274,13 @@ def leave() -> None:
         return
     error = getattr(sys, "last_value", None)
     if error is not None:
-        member.watch.failed(error)
+        member.client.failed(error)
     if member.ranks.facts:
         pinning.pin(member.ranks.facts_of(member.ranks.rank).cores)
-    member.watch.leave()
-    if member.hub is not None and member.watch.cause is None:
-        member.hub.see_off(SEEING_OFF)
-    if dist.is_initialized() and member.watch.cause is None:
+    member.client.leave()
+    if member.server is not None and member.client.cause is None:
+        member.server.see_off(SEEING_OFF)
+    if dist.is_initialized() and member.client.cause is None:
         dist.destroy_process_group()
     _membership = None
 
@@ -292,7 +294,7 @@ def end(code: int) -> None:
     """
     if _membership is None:
         return
-    if _membership.watch.cause is None:
+    if _membership.client.cause is None:
         threading._shutdown()  # type: ignore[attr-defined]  # what Python does first: pools know no other sign to end
         atexit._run_exitfuncs()
     finish()

@@ -5,14 +5,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Stretch = dict[str, Any]
+Attempt = dict[str, Any]
 
 
 def begun(
-    before: Sequence[Stretch], step: int, hosts: Sequence[str], variables: Mapping[str, str] = os.environ
-) -> list[Stretch]:
-    """The ledger with a stretch that begins now; one before it that never ended was killed."""
-    stretch = {
+    before: Sequence[Attempt], step: int, hosts: Sequence[str], variables: Mapping[str, str] = os.environ
+) -> list[Attempt]:
+    """The ledger with an attempt that begins now; one before it that never ended was killed."""
+    attempt = {
         "job": slurm_job(variables) or None,
         "restart": _restart(variables),
         "hosts": list(dict.fromkeys(hosts)),
@@ -25,12 +25,12 @@ def begun(
         "device_hours": None,
         "peak_memory": None,
     }
-    return [*(_closed(earlier) for earlier in before), stretch]
+    return [*(_closed(earlier) for earlier in before), attempt]
 
 
-def is_from_before(stretches: Sequence[Stretch], variables: Mapping[str, str] = os.environ) -> bool:
+def is_from_before(attempts: Sequence[Attempt], variables: Mapping[str, str] = os.environ) -> bool:
     """Whether a run was trained by this job, and not since the job was put back into the queue."""
-    last = stretches[-1] if stretches else {}
+    last = attempts[-1] if attempts else {}
     return last.get("job") == slurm_job(variables) and last.get("restart", 0) < _restart(variables)
 
 
@@ -45,20 +45,20 @@ def _restart(variables: Mapping[str, str]) -> int:
     return int(count) if count.isdigit() else 0
 
 
-def _closed(stretch: Stretch) -> Stretch:
-    return {**stretch, "status": "killed"} if stretch["status"] == "running" else stretch
+def _closed(attempt: Attempt) -> Attempt:
+    return {**attempt, "status": "killed"} if attempt["status"] == "running" else attempt
 
 
 def ended(
-    stretches: Sequence[Stretch], status: str, step: int, seconds: float, peak_memory: int | None
-) -> list[Stretch]:
-    """The ledger with its last stretch ended after so many seconds."""
-    if not stretches:
+    attempts: Sequence[Attempt], status: str, step: int, seconds: float, peak_memory: int | None
+) -> list[Attempt]:
+    """The ledger with its last attempt ended after so many seconds."""
+    if not attempts:
         return []
-    last = stretches[-1]
+    last = attempts[-1]
     end = {"status": status, "ended": _now(), "last_step": step, "peak_memory": peak_memory,
            "device_hours": round(seconds * last["ranks"] / 3600, 6)}  # fmt: skip
-    return [*stretches[:-1], {**last, **end}]
+    return [*attempts[:-1], {**last, **end}]
 
 
 def _now() -> str:

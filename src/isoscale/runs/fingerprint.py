@@ -166,17 +166,17 @@ class _Budget:
 
 
 def fingerprints(sources: Mapping[str, Source]) -> dict[str, str]:
-    """Short hashes of some samples of each role."""
+    """Short hashes of some samples of each split."""
     return {name: samples_hash(source) for name, source in sources.items()}
 
 
-def check_unchanged(roles: Sequence[str], comparison: Comparison, where: Path | None) -> None:
+def check_unchanged(splits: Sequence[str], comparison: Comparison, where: Path | None) -> None:
     """Refuse data of which some samples, or other values, are not as they were."""
-    if not roles and not comparison.changed:
+    if not splits and not comparison.changed:
         return
     found = [f"{name}: {how}" for name, how in sorted(comparison.changed.items())]
     found = found if len(found) <= 5 else [*found[:5], f"and {len(found) - 5} more"]
-    words = f" ({', '.join(sorted(roles))})" if roles else ""
+    words = f" ({', '.join(sorted(splits))})" if splits else ""
     raise UserError(
         "\n  ".join([f"the data{words} is not the data that this run was started with", *found])
         + "\nrestore it from a copy, or start a new run that begins with the weights of this one: "

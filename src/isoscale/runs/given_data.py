@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.batches import Batch, map_tensors, tensors_of
 from isoscale.data.file_sources import Files
 from isoscale.data.formats.finding import find_files
 from isoscale.data.formats.opening import SUFFIXES, dataset_names, format_of
-from isoscale.data.sources import Source, Sources, has_roles, own_copy
+from isoscale.data.sources import Source, Sources, has_splits, own_copy
 from isoscale.engine.lightning.loaders import LoadedData, is_data_module, seeded
 from isoscale.engine.settings import Settings
 from isoscale.engine.target_units import TargetUnits, key_of, target_key
 from isoscale.errors import UserError
 
 
-def in_role(data: Any, role: str, task: Any) -> Any:
-    """Data for one role: as it is where it has roles, a plain loader, dataset, tensors or a file for the role asked."""
+def in_split(data: Any, split: str, task: Any) -> Any:
+    """Data for one split: as it is where it has splits, a plain loader, dataset, tensors or a file for the split asked."""
     if isinstance(data, DataLoader):
-        return LoadedData(data, role=role)
-    if is_data_module(data) or has_roles(data):
+        return LoadedData(data, split=split)
+    if is_data_module(data) or has_splits(data):
         return data
     if isinstance(data, str | Path):
-        return _opened(str(data), role, task)
+        return _opened(str(data), split, task)
     if isinstance(data, IterableDataset):
         raise UserError(
             f"{type(data).__name__} is an IterableDataset, which has no places to address, so that rows could not be "
@@ -41,7 +41,7 @@ def in_role(data: Any, role: str, task: Any) -> Any:
             f"{len(data)} arrays of one shape in a list: is each a sample? Then make one array of them, one row per "
             "sample: numpy.stack(rows). Input and target are a tuple (x, y)"
         )
-    return Sources(**{role: data})
+    return Sources(**{split: data})
 
 
 def for_other_data(settings: Settings) -> Settings:
@@ -73,13 +73,13 @@ def _input_key(task: Any) -> str | None:
     return getattr(task, "input_key", None)
 
 
-def _opened(path: str, role: str, task: Any) -> Sources:
+def _opened(path: str, split: str, task: Any) -> Sources:
     """A file: its arrays by their names, or one without a name as the input."""
     try:
         files = find_files(path, tuple(SUFFIXES))
         is_whole = format_of(files[0]) == "lmdb" or dataset_names(files[0]) is not None
         columns: Any = path if is_whole else {_input_key(task) or "input": path}
-        return Sources(**{role: Files(test=columns, on_nan="keep").test})
+        return Sources(**{split: Files(test=columns, on_nan="keep").test})
     except UserError as error:
         raise UserError(f"data={path!r} is taken for a file of samples: {error}") from None
 
@@ -165,7 +165,7 @@ class Stored:
 def _looked_at(target: str, transforms: Sequence[Any], sample: Batch) -> tuple[Any, Tensor | None]:
     """The last transform that changes the target without saying so, and the target as it is after all of them."""
     found = None
-    with keyed.use(None):
+    with rng.use(None):
         for transform in transforms:
             before = _entry(sample, target)
             version = None if before is None else before._version

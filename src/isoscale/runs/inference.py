@@ -14,27 +14,27 @@ from isoscale.data.sources import Sources
 from isoscale.engine import device as accelerators
 from isoscale.engine.build import place
 from isoscale.engine.config import LossWeight
-from isoscale.engine.dataset_metrics import Store, Survey, concludes, surveys
+from isoscale.engine.dataset_metrics import EvaluatedDataset, Store, evaluates_dataset, writes_predictions
 from isoscale.engine.evaluation import evaluate, show_results
 from isoscale.engine.evaluation import predict as predict_all
 from isoscale.engine.figures import sample
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.settings import Settings
-from isoscale.engine.splits import Role, RoleMaker
+from isoscale.engine.splits import Split, SplitMaker
 from isoscale.engine.state.checkpoint import read
-from isoscale.engine.step.context import Stage
+from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.step import Forward
 from isoscale.engine.training_data import adapted
 from isoscale.engine.transforms import FittedStates, fitted
 from isoscale.errors import UserError
-from isoscale.observe.figures import Exhibit
+from isoscale.observe.figures import Figure
 from isoscale.observe.waiting import Waiting
 from isoscale.recipe.components import instantiate
 from isoscale.recipe.components import resolve as resolve_class
 from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import Recipe
-from isoscale.runs.given_data import Stored, check_rows, explained, fitting, for_other_data, in_role, sample_of
+from isoscale.runs.given_data import Stored, check_rows, explained, fitting, for_other_data, in_split, sample_of
 from isoscale.runs.run import Run
 from isoscale.system.printing import echo
 
@@ -61,7 +61,7 @@ class _Watched:
 class _Application:
     """A finished run's task on the device, ready to be applied to data."""
 
-    def __init__(self, run: Run, checkpoint: str | None, data: Any, role: str, device: str) -> None:
+    def __init__(self, run: Run, checkpoint: str | None, data: Any, split: str, device: str) -> None:
         self.loaded: LoadedRecipe = run.to_build()
         recipe = self.loaded.recipe
         self.settings = Settings(seed=recipe.seed, train=recipe.train, data=recipe.data)
@@ -78,30 +78,30 @@ class _Application:
         self._is_handed = data is not None
         if self._is_handed:
             self.settings = for_other_data(self.settings)
-        given = in_role(data, role, self.task) if self._is_handed else run.data()
+        given = in_split(data, split, self.task) if self._is_handed else run.data()
         self._data = adapted(self.task, given, say=_say)
         self.transforms = _fitted(recipe.data.transforms, run.checkpoint(checkpoint))
         self._sample: Batch = None
         self._feeds: list[Feed] = []
         self._waiting = Waiting("batches")
 
-    def role(self, name: str, by_row: bool = False) -> Role:
-        maker = RoleMaker(self._data, self.settings, self.accelerator)
+    def split(self, name: str, by_row: bool = False) -> Split:
+        maker = SplitMaker(self._data, self.settings, self.accelerator)
         limit = self.settings.train.limit_test_batches if name == "test" and not by_row else None
-        role = maker.evaluation(name, limit, by_row)
-        if role is None:
+        split = maker.evaluation(name, limit, by_row)
+        if split is None:
             systems = "name systems of atoms (--systems PATH), " if _reader_of_paths(self.loaded.recipe) else ""
-            others = [f"{other} (role={other!r}, --role {other})" for other in maker.others(name)]
+            others = [f"{other} (split={other!r}, --split {other})" for other in maker.others(name)]
             raise UserError(
-                f"the data has no {name} part; take another one{': ' if others else ' (--role val), '}"
+                f"the data has no {name} part; take another one{': ' if others else ' (--split val), '}"
                 f"{', '.join(others)}{', ' if others else ''}{systems}or give one: isoscale.test(run, data=...)"
             )
-        self._feeds.append(role.feed)
-        self._sample = sample_of(role.source, self.accelerator.device)
+        self._feeds.append(split.feed)
+        self._sample = sample_of(split.source, self.accelerator.device)
         check = getattr(self.task, "check_data", None)
         if check is not None:
-            check(name, role.source)
-        return replace(role, feed=_Watched(role.feed, role.plan.steps_per_epoch, self._waiting))
+            check(name, split.source)
+        return replace(split, feed=_Watched(split.feed, split.plan.steps_per_epoch, self._waiting))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -122,9 +122,9 @@ class _Application:
         with explained(self.task, lambda: self._sample):
             yield
 
-    def survey(self, stage: str, role: Role) -> Survey:
-        """A look at all samples of a role together."""
-        return Survey(stage, _say, self.forward("predict"), role)
+    def dataset(self, stage: str, split: Split) -> EvaluatedDataset:
+        """A look at all samples of a split together."""
+        return EvaluatedDataset(stage, _say, self.forward("predict"), split)
 
     def stored(self, prediction: torch.Tensor) -> torch.Tensor:
         """Predictions in the units of the stored targets, with a word where they cannot be."""
@@ -137,7 +137,7 @@ class _Application:
     def forward(self, stage: str) -> Forward:
         recorder = Recorder(self.accelerator.device)
         weights = {name: _last(weight) for name, weight in self.settings.train.loss_weights.items()}
-        made = Forward(self.task, Stage(stage, self.task, recorder), self.transforms, self.precision, weights)
+        made = Forward(self.task, StepContext(stage, self.task, recorder), self.transforms, self.precision, weights)
         made.transforms = fitting(self.task, self.transforms, self._sample)
         return made
 
@@ -160,7 +160,7 @@ class Measured:
     """What a test finds."""
 
     metrics: dict[str, float]
-    exhibits: dict[str, Exhibit]
+    figures: dict[str, Figure]
     units: Mapping[str, str] = field(default_factory=dict)
     """Of metrics that have one, by their names without a stage."""
     of_all: str = "mean |error|"
@@ -168,18 +168,18 @@ class Measured:
 
 
 def measure(
-    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
+    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, split: str = "test", device: str = "auto"
 ) -> Measured:
     """The metrics of a run's best weights (or of another checkpoint) on its test data, and what there is to look at."""
-    application = _Application(_cautioned(run, checkpoint), checkpoint, data, role, device)
+    application = _Application(_cautioned(run, checkpoint), checkpoint, data, split, device)
     with application.applied():
-        part, stage = application.role(role), "val" if role == "val" else "test"
-        enough = surveys(application.task) and getattr(application.task, "survey_is_enough", False)
+        part, stage = application.split(split), "val" if split == "val" else "test"
+        enough = evaluates_dataset(application.task) and getattr(application.task, "dataset_metrics_only", False)
         values = {} if enough else evaluate(application.forward(stage), part.feed, part.plan)
-        survey = application.survey(stage, part)
-        if surveys(application.task):
-            values = {**values, **survey.metrics()}
-    return Measured(values, survey.exhibits, **_wording(application.task))
+        dataset = application.dataset(stage, part)
+        if evaluates_dataset(application.task):
+            values = {**values, **dataset.metrics()}
+    return Measured(values, dataset.figures, **_wording(application.task))
 
 
 def _wording(task: Any) -> dict[str, Any]:
@@ -201,30 +201,30 @@ def _reader_of_paths(recipe: Recipe) -> Callable[[list[str]], Sources] | None:
 
 
 def test(
-    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto"
+    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, split: str = "test", device: str = "auto"
 ) -> dict[str, float]:
     """The metrics of a run's best weights (or of another checkpoint) on its test data, or on `data` with targets."""
-    return measure(run, checkpoint, data, role, device).metrics
+    return measure(run, checkpoint, data, split, device).metrics
 
 
 def predict(
-    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "test", device: str = "auto",
+    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, split: str = "test", device: str = "auto",
     folder: Path | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """What a run's best weights predict for every sample of a part of its data, in the order of the source.
 
     `data` is other data than the run's own: tensors or arrays with or without targets, a Dataset, a loader, the path of
-    a file, or `Sources` or a LightningDataModule, of which `role` names the part. A prediction that is one tensor is
+    a file, or `Sources` or a LightningDataModule, of which `split` names the part. A prediction that is one tensor is
     called `prediction` and is in the units of the stored target.
 
     With a folder, they are written there, as .npy files; a task that brings them into a shape of its own does so while
     it makes them.
     """
-    application = _Application(_cautioned(run, checkpoint), checkpoint, data, role, device)
+    application = _Application(_cautioned(run, checkpoint), checkpoint, data, split, device)
     with Store(folder) as store, application.applied():
-        part = application.role(role, by_row=True)
-        if concludes(application.task):
-            application.task.conclude(application.survey("predict", part), store)  # type: ignore[operator]
+        part = application.split(split, by_row=True)
+        if writes_predictions(application.task):
+            application.task.write_predictions(application.dataset("predict", part), store)  # type: ignore[operator]
         else:
             found = predict_all(application.forward("predict"), part.feed, part.plan)
             check_rows(application.task, found, part.plan.num_samples)
@@ -234,23 +234,23 @@ def predict(
         return store.finish()
 
 
-def exhibits(
-    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, role: str = "val", device: str = "auto"
-) -> dict[str, Exhibit]:
+def figures(
+    run: str | Path | Run, checkpoint: str | None = None, data: Any = None, split: str = "val", device: str = "auto"
+) -> dict[str, Figure]:
     """What a run's task shows of a part of its data, by name: figures and pictures. Empty where it shows nothing."""
-    application = _Application(_as_run(run), checkpoint, data, role, device)
+    application = _Application(_as_run(run), checkpoint, data, split, device)
     with application.applied():
-        part = application.role(role)
-        survey = application.survey("val" if role == "val" else "test", part)
-        if surveys(application.task):
-            survey.metrics()
-        return {**survey.exhibits, **show_results(application.forward("predict"), part)}
+        part = application.split(split)
+        dataset = application.dataset("val" if split == "val" else "test", part)
+        if evaluates_dataset(application.task):
+            dataset.metrics()
+        return {**dataset.figures, **show_results(application.forward("predict"), part)}
 
 
 def example(run: str | Path | Run, checkpoint: str | None, count: int) -> tuple[Batch, list[str]]:
     """A few training samples of a run as its network sees them, and the names of the transforms that made them so."""
     application = _Application(_as_run(run), checkpoint, None, "train", "cpu")
-    source, transforms = application.role("train").source, application.transforms
+    source, transforms = application.split("train").source, application.transforms
     batch = sample(source, count, transforms, torch.device("cpu"), application.precision.dtype)
     return batch, [type(transform).__name__ for transform in transforms]
 

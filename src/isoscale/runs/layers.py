@@ -15,8 +15,8 @@ from isoscale.engine.figures import sample
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.precision import Precision
 from isoscale.engine.settings import Settings
-from isoscale.engine.splits import RoleMaker
-from isoscale.engine.step.context import Stage
+from isoscale.engine.splits import SplitMaker
+from isoscale.engine.step.context import StepContext
 from isoscale.engine.task import Task
 from isoscale.engine.training_data import adapted
 from isoscale.errors import UserError
@@ -79,14 +79,14 @@ def _two_samples(task: nn.Module, recipe: Recipe, precision: Precision) -> Batch
     """Training samples as the network sees them."""
     transforms = [instantiate(transform) for transform in recipe.data.transforms]
     settings = Settings(seed=recipe.seed, data=recipe.data)
-    role = RoleMaker(adapted(task, instantiate(data_spec(recipe.data))), settings, _CPU).train()
-    return sample(role.source, 2, transforms, _CPU.device, precision.dtype)
+    split = SplitMaker(adapted(task, instantiate(data_spec(recipe.data))), settings, _CPU).train()
+    return sample(split.source, 2, transforms, _CPU.device, precision.dtype)
 
 
 def _predict(task: nn.Module, batch: Batch) -> Any:
     if not isinstance(task, Task):
         raise UserError(f"{type(task).__name__} is not an isoscale.Task, and its hooks would run")
-    return Stage("predict", task, Recorder(_CPU.device)).method(batch, 0)
+    return StepContext("predict", task, Recorder(_CPU.device)).method(batch, 0)
 
 
 def _in_one_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ from isoscale.recipe.importing.reading import split
 from isoscale.recipe.load import load_recipe, load_resolved, to_train
 from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.trust import Trust
-from isoscale.runs import attempts as stretches
+from isoscale.runs import attempts as attempts
 from isoscale.runs.directory import REBUILT, RunDirectory
 from isoscale.runs.opened import Given, OpenedRun
 
@@ -38,9 +38,9 @@ def open_run(
     with world.guarded():
         asked = [*["--profile"] * profile, *([type(given.task).__qualname__] if given else [])]
         preflight.check_words(ranks, source, overrides, asked)
-        found = _opened(source, overrides, run, given, save, profile, trust) if ranks.is_first else None
+        found = _opened(source, overrides, run, given, save, profile, trust) if ranks.is_main else None
         told = found and (found.loaded.as_dict(), found.directory and found.directory.path, _num_threads(found))
-        values, where, threads = ranks.tell(told, "the recipe")
+        values, where, threads = ranks.broadcast(told, "the recipe")
         loaded = found.loaded if found else LoadedRecipe.from_dict(values)
         if loaded.recipe.train.device == "cpu":
             ranks = ranks.on_cpu()
@@ -82,7 +82,7 @@ def _found(
     loaded = to_train(load_recipe(source, overrides, check_components=check, trust=trust), trust)
     if not save:
         return OpenedRun(loaded, None, given=given, profile=profile)
-    job = stretches.slurm_job()
+    job = attempts.slurm_job()
     interrupted = _interrupted(source, overrides, loaded.name, job, given) if directory is None and job else None
     if interrupted is not None:
         return _continued(source, overrides, interrupted, given, profile, trust)
@@ -96,7 +96,7 @@ def _interrupted(
     task = type(given.task).__qualname__ if given else None
     for directory in RunDirectory.of_job(name, job):
         record = directory.read() if directory.exists else {}
-        if not stretches.is_from_before(record.get("stretches", [])) or record.get("given") != task:
+        if not attempts.is_from_before(record.get("stretches", [])) or record.get("given") != task:
             continue
         wanted = load_recipe(source, overrides, world=_first_world(record))
         if not harmful(differences(load_resolved(directory.recipe).values, wanted.values)):

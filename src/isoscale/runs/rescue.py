@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 
 from isoscale.engine.state.checkpoint import State
-from isoscale.engine.state.host_snapshot import Staged, Staging
+from isoscale.engine.state.host_snapshot import HostSnapshot, Snapshot
 from isoscale.engine.trainer import Trainer
 from isoscale.errors import UserError
 from isoscale.observe.metric_log import MetricLog
@@ -14,7 +14,7 @@ from isoscale.runs.directory import RunDirectory
 from isoscale.runs.lock import RunLock
 from isoscale.runs.opened import OpenedRun
 
-Saved = tuple[int, Staged, bool]
+Saved = tuple[int, Snapshot, bool]
 
 
 def rescue(
@@ -46,7 +46,7 @@ def rescue(
 
 
 def _staged(state: State) -> Saved:
-    return state[1]["progress"]["step"], Staging().stage(*state), False
+    return state[1]["progress"]["step"], HostSnapshot().take(*state), False
 
 
 def _fill(found: RunDirectory, run: OpenedRun, metric_log: MetricLog, saved: Saved | None) -> None:
@@ -56,9 +56,9 @@ def _fill(found: RunDirectory, run: OpenedRun, metric_log: MetricLog, saved: Sav
     if not metric_log.is_at(found.metrics):
         metric_log.copy_to(found.metrics)
     if saved is not None:
-        step, staged, best = saved
-        staged.wait()
-        found.checkpoints(run.recipe.checkpoint.keep).write(step, staged, best)
+        step, snapshot, best = saved
+        snapshot.wait()
+        found.checkpoints(run.recipe.checkpoint.keep).write(step, snapshot, best)
     found.create(run.loaded.to_yaml())
 
 

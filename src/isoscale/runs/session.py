@@ -99,8 +99,8 @@ class Session:
     def _start(self) -> bool:
         """Train from the last checkpoint on; False when it has to be done again from there."""
         run = self.run
-        record, decided = self._remembered() if run.ranks.is_first else ({}, None)
-        record, values = run.ranks.tell((record, decided and decided.as_dict()), "the record of the run")
+        record, decided = self._remembered() if run.ranks.is_main else ({}, None)
+        record, values = run.ranks.broadcast((record, decided and decided.as_dict()), "the record of the run")
         decided = decided or Decisions.from_dict(values)
         threads, generator = torch.get_num_threads(), torch.get_rng_state()
         outputs = Outputs(run, self._rank_status)  # or says what is missing
@@ -127,7 +127,7 @@ class Session:
             record, self._was_prepared = {}, True
             run.notes.clear()
         if "decided" not in record:
-            return record, Decisions.make(run.settings, run.ranks.world, run.ranks.fewest_cores)
+            return record, Decisions.make(run.settings, run.ranks.world_size, run.ranks.fewest_cores)
         try:
             return record, Decisions.from_dict(record["decided"])
         except (KeyError, TypeError) as error:
@@ -136,12 +136,12 @@ class Session:
     def _train(self, outputs: Outputs, record: dict[str, Any], decided: Decisions) -> bool:
         run = self.run
         outputs.open_text_log(self._lock)
-        if run.ranks.is_first:
+        if run.ranks.is_main:
             outputs.open_rank_log()
         for note in run.notes:
             outputs.observers.note(note)
         state = told(self._saved_state(outputs), run.ranks)
-        if not run.ranks.is_first:
+        if not run.ranks.is_main:
             outputs.open_rank_log()  # rank 0 listens, and the run has its directory
         outputs.open_metrics(state)
         before, self.trainer = self.trainer, None
@@ -202,7 +202,7 @@ class Session:
             trainer.restore(state)
         self._begin(trainer, outputs, state is not None)
         if saving:
-            self._listening.enter_context(trainer.stop.listening(aloud=run.ranks.is_first))
+            self._listening.enter_context(trainer.stop.listening(aloud=run.ranks.is_main))
         asked = before.stop.reason if before is not None else None
         trainer.stop.reason = trainer.stop.reason or asked or early_stop.asked()  # where nobody listened
         try:
@@ -211,17 +211,17 @@ class Session:
             if run.recipe.train.nan == "rollback":
                 self._go_back(trainer, error)
             with world.guarded(timeout=math.inf):  # a search that takes long is no rank that hangs
-                if run.ranks.is_first:
+                if run.ranks.is_main:
                     explain(run, trainer, error)
                 run.ranks.any(False, "the diagnosis of rank 0")
             raise
         if trainer.profile is not None:
-            self._waits = run.ranks.hear(trainer.profile.seconds("waiting"), "how long every rank waited")
+            self._waits = run.ranks.all_gather(trainer.profile.seconds("waiting"), "how long every rank waited")
         if not saving:
-            role = trainer.role(run.data(), "test", run.settings.train.limit_test_batches)
-            if role is not None:
+            split = trainer.split(run.data(), "test", run.settings.train.limit_test_batches)
+            if split is not None:
                 with trainer.parts.precision.applied():
-                    self.tested = trainer.evaluations.measure("test", role)
+                    self.tested = trainer.evaluations.measure("test", split)
 
     def _check_data(self, trainer: Trainer, outputs: Outputs, record: dict[str, Any]) -> None:
         """The data of a continued run must be what it was; what was compared is said."""
@@ -253,7 +253,7 @@ class Session:
         hosts = [socket.gethostname()] if run.ranks.alone else run.ranks.hosts
         device = trainer.parts.accelerator
         outputs.say_of_rank(f"on {hosts[run.ranks.rank]}, process {os.getpid()}: {device.description}")
-        if not run.ranks.is_first:
+        if not run.ranks.is_main:
             return
         begun: dict[str, Any] = {}
         if self._began is None:
@@ -266,7 +266,7 @@ class Session:
         layers = look(trainer.parts).layers
         if run.ranks.backend == "gloo" and not run.ranks.alone and device.kind != "cpu":
             observers.note("several ranks share a device: sums over ranks go through the host, over Gloo", "warning")
-        self._record(layers=[asdict(layer) for layer in layers], ranks=run.ranks.world, hosts=list(run.ranks.hosts),
+        self._record(layers=[asdict(layer) for layer in layers], ranks=run.ranks.world_size, hosts=list(run.ranks.hosts),
                      map=rank_map(run.ranks.facts, trainer.decided.threads))  # fmt: skip
         outputs.open_curve(trainer)
         if continued and progress.step >= plan.num_steps:
@@ -276,7 +276,7 @@ class Session:
                                  plan.batches.steps_per_epoch, flat(run.loaded.values), layers,
                                  tuple(system_lines(trainer.train, trainer.val))))  # fmt: skip
 
-    def _attempts(self) -> list[attempts.Stretch]:
+    def _attempts(self) -> list[attempts.Attempt]:
         return list(self.run.directory.read().get("stretches", [])) if self.run.directory else []
 
     def _starts(self, trainer: Trainer) -> list[dict[str, Any]]:
@@ -361,7 +361,7 @@ class Session:
         run, trainer = self.run, self.trainer
         if status != "failed":
             outputs.end_rank_log()
-        if not run.ranks.is_first:
+        if not run.ranks.is_main:
             return
         if status != "failed" and run.directory:
             run.directory.check_saved()

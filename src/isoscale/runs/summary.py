@@ -26,7 +26,7 @@ def start_rows(run: OpenedRun, trainer: Trainer) -> list[tuple[str, str]]:
     num_steps = trainer.plan.num_steps
     count = sum(parameter.numel() for parameter in parts.task.parameters())
     val = f", {len(trainer.val.source):,} validation" if trainer.val else ""
-    batch = batch_words(plan.batch_size, run.ranks.world)
+    batch = batch_words(plan.batch_size, run.ranks.world_size)
     return [
         ("device", f"{parts.accelerator.description}{_of_visible(run, trainer)}"),
         *_ranks(run, trainer),
@@ -56,7 +56,7 @@ def _ranks(run: OpenedRun, trainer: Trainer) -> list[tuple[str, str]]:
     interface = os.environ.get(_INTERFACES.get(ranks.backend, ""), "") if hosts > 1 else ""
     through = f"{NAMES[ranks.backend]}{f' ({interface})' if interface else ''}"
     return [
-        ("ranks", f"{ranks.world}{on}, {decided.reduce} reduction over {through}"),
+        ("ranks", f"{ranks.world_size}{on}, {decided.reduce} reduction over {through}"),
         *rank_rows(ranks.facts, decided.threads),
         *visible_rows(ranks.facts),
     ]
@@ -125,8 +125,8 @@ def next_commands(run: OpenedRun, trainer: Trainer, status: str) -> list[tuple[s
 
 def _tests(trainer: Trainer, path: str) -> list[tuple[str, str]]:
     """How to measure the best weights, on whichever data there is."""
-    role = "" if trainer.has_test else " --role val"
-    return [("test it", f"isoscale test {path}{role}")] if trainer.has_test or trainer.val else []
+    split = "" if trainer.has_test else " --split val"
+    return [("test it", f"isoscale test {path}{split}")] if trainer.has_test or trainer.val else []
 
 
 def continue_command(run: OpenedRun) -> str:
@@ -143,7 +143,7 @@ def continue_command(run: OpenedRun) -> str:
 def _devices(run: OpenedRun) -> str:
     """The option that starts as many ranks again, where it was that which started them."""
     local = not run.ranks.alone and environment.find().launcher == environment.Local.name
-    return f" --devices {run.ranks.world}" if local else ""
+    return f" --devices {run.ranks.world_size}" if local else ""
 
 
 def longer(run: OpenedRun, trainer: Trainer) -> str:

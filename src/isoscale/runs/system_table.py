@@ -7,7 +7,7 @@ from isoscale.data.mixture import Mixture, MixturePlan, system_probabilities
 from isoscale.data.sources import Source
 
 if TYPE_CHECKING:
-    from isoscale.engine.splits import Role
+    from isoscale.engine.splits import Split
 
 MOST_SYSTEMS = 15
 """That are named one by one."""
@@ -15,14 +15,14 @@ MOST_LETTERS = 32
 """Of a name; the end of a path tells more than its beginning."""
 
 
-def system_lines(train: "Role", val: "Role | None") -> list[str]:
+def system_lines(train: "Split", val: "Split | None") -> list[str]:
     """The systems of training and of validation, where they have names."""
-    roles = {"training": train, **({"validation": val} if val is not None else {})}
-    return [line for name, role in roles.items() for line in _lines(name, role)]
+    splits = {"training": train, **({"validation": val} if val is not None else {})}
+    return [line for name, split in splits.items() for line in _lines(name, split)]
 
 
-def _lines(name: str, role: "Role") -> list[str]:
-    systems = _systems(role.source)
+def _lines(name: str, split: "Split") -> list[str]:
+    systems = _systems(split.source)
     names = [str(getattr(system, "name", "")) for system in systems]
     if not all(names):
         return []
@@ -30,7 +30,7 @@ def _lines(name: str, role: "Role") -> list[str]:
         f"{name} system": [_shortened(each) for each in names],
         "samples": _numbers([len(system) for system in systems]),
         "atoms": _numbers([getattr(system, "num_atoms", 0) for system in systems]),
-        **(_batches(role, name == "training") if len(systems) == 1 or isinstance(role.source, Mixture) else {}),
+        **(_batches(split, name == "training") if len(systems) == 1 or isinstance(split.source, Mixture) else {}),
     })  # fmt: skip
 
 
@@ -40,13 +40,13 @@ def _systems(source: Source) -> Sequence[Source]:
     return found
 
 
-def _batches(role: "Role", drawn: bool) -> dict[str, list[str]]:
+def _batches(split: "Split", drawn: bool) -> dict[str, list[str]]:
     """How many batches of what size each system has, and how likely each is drawn."""
-    plans = role.plan.plans if isinstance(role.plan, MixturePlan) else [role.plan]
+    plans = split.plan.plans if isinstance(split.plan, MixturePlan) else [split.plan]
     counts = [plan.steps_per_epoch for plan in plans]
     columns = {"batch": _numbers([plan.batch_size for plan in plans]), "batches": _numbers(counts)}
-    if drawn and isinstance(role.source, Mixture):
-        columns["probability"] = [f"{value:.4f}" for value in system_probabilities(role.source.probabilities, counts)]
+    if drawn and isinstance(split.source, Mixture):
+        columns["probability"] = [f"{value:.4f}" for value in system_probabilities(split.source.probabilities, counts)]
     return columns
 
 

@@ -227,7 +227,7 @@ def _origin(record: dict[str, Any]) -> dict[str, str]:
         **{key: str(record[key]) for key in ("isoscale", "python", "host", "platform") if key in record},
         **record.get("packages", {}),
         **{key: str(decided[key]) for key in ("device", "precision", "program", "threads") if key in decided},
-        **{f"{role} data": text for role, text in record.get("data", {}).items()},
+        **{f"{split} data": text for split, text in record.get("data", {}).items()},
         "commit": code.get("commit", "")[:8],
         "uncommitted": _short_hash(code["diff"]) if code.get("diff") else "none" if code else "",
     }

@@ -19,13 +19,13 @@ class DataCheck:
 
     path: str
     comparison: Comparison
-    roles: list[str]
+    splits: list[str]
     """Roles of which some samples are not as they were."""
 
     @property
     def equal(self) -> bool:
         """Whether nothing is known to have changed, nor may have."""
-        return not (self.roles or self.comparison.changed or self.comparison.doubtful)
+        return not (self.splits or self.comparison.changed or self.comparison.doubtful)
 
     @property
     def lines(self) -> list[str]:
@@ -33,7 +33,7 @@ class DataCheck:
         found = self.comparison
         lines = [f"changed: {name}: {how}" for name, how in sorted(found.changed.items())]
         lines += [f"may have changed: {name}: {how}" for name, how in sorted(found.doubtful.items())]
-        lines += [f"changed: some samples of the {role} data" for role in self.roles if not found.changed]
+        lines += [f"changed: some samples of the {split} data" for split in self.splits if not found.changed]
         lines += [f"size and time as at the start, when it was not read whole; now it is: {name}"
                   for name in found.unread]  # fmt: skip
         verdict = "the data is what the run began with" if self.equal else "the data is not what the run began with"
@@ -43,7 +43,7 @@ class DataCheck:
         """All of it as plain values, for programs."""
         found = self.comparison
         return {"path": self.path, "equal": self.equal, "changed": found.changed, "doubtful": found.doubtful,
-                "samples": self.roles, "read": found.read, "unread": found.unread}  # fmt: skip
+                "samples": self.splits, "read": found.read, "unread": found.unread}  # fmt: skip
 
 
 def check_data(run: Run) -> DataCheck:
@@ -64,11 +64,11 @@ def check_data(run: Run) -> DataCheck:
     trainer = opened.another_trainer(settings, Decisions.make(settings), Observers([]))
     try:
         found = fingerprints(trainer.sources)
-        roles = sorted(name for name in {**before, **found} if before.get(name) != found.get(name))
+        splits = sorted(name for name in {**before, **found} if before.get(name) != found.get(name))
         comparison = compare(known, trainer.sources, cheap=False)
     finally:
         trainer.release()
-    checked = DataCheck(str(run.path), comparison, roles)
+    checked = DataCheck(str(run.path), comparison, splits)
     if checked.equal:
         with suppress(OSError):  # a run of somebody else's
             write_record(run.path, comparison.entries)

@@ -14,7 +14,7 @@ from isoscale.observe.figures import (
     Curves,
     Detection,
     Drawable,
-    Exhibit,
+    Figure,
     Histogram,
     Matrix,
     Network,
@@ -39,90 +39,90 @@ LONGEST_SIDE = 160
 MOST_PICTURES = 48
 
 
-def shown(exhibits: Mapping[str, Exhibit]) -> Markup:
-    """All exhibits in the order in which the task gives them."""
-    return joined(_figure(name, exhibit) for name, exhibit in exhibits.items() if not isinstance(exhibit, Network))
+def shown(figures: Mapping[str, Figure]) -> Markup:
+    """All figures in the order in which the task gives them."""
+    return joined(_figure(name, figure) for name, figure in figures.items() if not isinstance(figure, Network))
 
 
-def _figure(name: str, exhibit: Drawable) -> Markup:
-    match exhibit:
+def _figure(name: str, figure: Drawable) -> Markup:
+    match figure:
         case Matrix():
-            body = _matrix(exhibit)
+            body = _matrix(figure)
         case PrecisionRecall():
-            body = _precision_recall(exhibit)
+            body = _precision_recall(figure)
         case Pictures():
-            body = _pictures(exhibit)
+            body = _pictures(figure)
         case Histogram():
-            body = _histogram(name, exhibit)
+            body = _histogram(name, figure)
         case Curves() | Parity() | ParityPoints():
-            body = _drawn(_words_for(exhibit), exhibit)
+            body = _drawn(_words_for(figure), figure)
     return element(
         "figure",
         element("figcaption", element("h3", name.replace("_", " "))),
         body,
-        class_=type(exhibit).__name__.lower(),
+        class_=type(figure).__name__.lower(),
     )
 
 
-def _matrix(exhibit: Matrix) -> Markup:
-    if len(exhibit.labels) > LARGEST_TABLE:
-        words = f"{exhibit.rows} against {exhibit.columns}, {len(exhibit.labels)} classes; the darker, the more samples"
-        return joined([_drawn(words, exhibit), _confusions(exhibit)])
-    return joined([_matrix_table(exhibit), _confusions(exhibit)])
+def _matrix(figure: Matrix) -> Markup:
+    if len(figure.labels) > LARGEST_TABLE:
+        words = f"{figure.rows} against {figure.columns}, {len(figure.labels)} classes; the darker, the more samples"
+        return joined([_drawn(words, figure), _confusions(figure)])
+    return joined([_matrix_table(figure), _confusions(figure)])
 
 
-def _drawn(words: str, exhibit: Drawable) -> Markup:
-    return element("img", src=_address("png", figures.png(figures.draw("", exhibit))), alt=words)
+def _drawn(words: str, figure: Drawable) -> Markup:
+    return element("img", src=_address("png", figures.png(figures.draw("", figure))), alt=words)
 
 
-def _words_for(exhibit: Curves | Parity | ParityPoints) -> str:
-    if isinstance(exhibit, Curves):
-        return f"{exhibit.up} against {exhibit.across}: {', '.join(exhibit.values)}"
-    return f"predicted against true {exhibit.what}"
+def _words_for(figure: Curves | Parity | ParityPoints) -> str:
+    if isinstance(figure, Curves):
+        return f"{figure.up} against {figure.across}: {', '.join(figure.values)}"
+    return f"predicted against true {figure.what}"
 
 
-def _matrix_table(exhibit: Matrix) -> Markup:
-    shares = exhibit.counts / np.maximum(exhibit.counts.sum(1, keepdims=True), 1)
-    corner = element("th", f"{exhibit.columns} →", element("br"), f"{exhibit.rows} ↓", class_="corner")
+def _matrix_table(figure: Matrix) -> Markup:
+    shares = figure.counts / np.maximum(figure.counts.sum(1, keepdims=True), 1)
+    corner = element("th", f"{figure.columns} →", element("br"), f"{figure.rows} ↓", class_="corner")
     head = element(
-        "tr", corner, *(element("th", label, scope="col") for label in exhibit.labels), element("th", "right")
+        "tr", corner, *(element("th", label, scope="col") for label in figure.labels), element("th", "right")
     )
-    rows = [_matrix_row(exhibit, shares, row) for row in range(len(exhibit.labels))]
+    rows = [_matrix_row(figure, shares, row) for row in range(len(figure.labels))]
     return element("div", element("table", element("thead", head), element("tbody", *rows)), class_="wide")
 
 
-def _matrix_row(exhibit: Matrix, shares: NDArray[np.float64], row: int) -> Markup:
+def _matrix_row(figure: Matrix, shares: NDArray[np.float64], row: int) -> Markup:
     """Counts on the colour of their share of the row; shares of errors are small, hence the root."""
     cells = []
-    for column, count in enumerate(exhibit.counts[row]):
+    for column, count in enumerate(figure.counts[row]):
         kind = "right" if row == column else "wrong"
         strength = round(100 * math.sqrt(shares[row, column]))
         text = element("td", f"{count:,}" if count else "·", class_=kind, style=f"--strength:{strength}%")
         cells.append(text)
     right = element("td", _percent(shares[row, row]), class_="share")
-    return element("tr", element("th", exhibit.labels[row], scope="row"), *cells, right)
+    return element("tr", element("th", figure.labels[row], scope="row"), *cells, right)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _confusions(exhibit: Matrix) -> Markup:
+def _confusions(figure: Matrix) -> Markup:
     """The largest errors in words."""
-    wrong = exhibit.counts * (1 - np.eye(len(exhibit.labels), dtype=np.int64))
+    wrong = figure.counts * (1 - np.eye(len(figure.labels), dtype=np.int64))
     largest = np.argsort(wrong, axis=None, kind="stable")[::-1][:MOST_CONFUSIONS]
-    pairs = [divmod(int(place), len(exhibit.labels)) for place in largest]
+    pairs = [divmod(int(place), len(figure.labels)) for place in largest]
     texts = [
-        f"{exhibit.labels[row]} as {exhibit.labels[column]} ({wrong[row, column]:,})"
+        f"{figure.labels[row]} as {figure.labels[column]} ({wrong[row, column]:,})"
         for row, column in pairs
         if wrong[row, column]
     ]
     return element("p", f"Most often confused: {', '.join(texts)}." if texts else "Nothing is off the diagonal.")
 
 
-def _precision_recall(exhibit: PrecisionRecall) -> Markup:
+def _precision_recall(figure: PrecisionRecall) -> Markup:
     """The curves of all classes, the worst ones in colour, beside the average precision of each."""
-    occurring = [(label, found) for label, found in exhibit.classes.items() if found.num_positives]
+    occurring = [(label, found) for label, found in figure.classes.items() if found.num_positives]
     if not occurring:
         return element("p", "No class occurs.")
     occurring.sort(key=lambda entry: entry[1].average_precision)
@@ -165,19 +165,19 @@ def _detection_row(label: str, found: Detection, style: str) -> list[str]:
     return [legend_entry(label, style), f"{found.average_precision:.4f}", f"{found.num_positives:,}"]
 
 
-def _pictures(exhibit: Pictures) -> Markup:
-    number = min(MOST_PICTURES, len(exhibit.pixels))
-    more = f"{len(exhibit.pixels) - number} more are not shown." if len(exhibit.pixels) > number else None
-    grid = element("div", *(_picture(exhibit, index) for index in range(number)), class_="grid")
+def _pictures(figure: Pictures) -> Markup:
+    number = min(MOST_PICTURES, len(figure.pixels))
+    more = f"{len(figure.pixels) - number} more are not shown." if len(figure.pixels) > number else None
+    grid = element("div", *(_picture(figure, index) for index in range(number)), class_="grid")
     return joined([grid, element("p", more) if more else None])
 
 
-def _picture(exhibit: Pictures, index: int) -> Markup:
-    caption = exhibit.captions[index] if index < len(exhibit.captions) else ""
-    verdict = {True: "right", False: "wrong"}[exhibit.right[index]] if index < len(exhibit.right) else ""
+def _picture(figure: Pictures, index: int) -> Markup:
+    caption = figure.captions[index] if index < len(figure.captions) else ""
+    verdict = {True: "right", False: "wrong"}[figure.right[index]] if index < len(figure.right) else ""
     sign = {"right": "✓ ", "wrong": "✗ ", "": ""}[verdict]
     alt = ": ".join(word for word in (verdict, caption) if word) or f"picture {index + 1}"
-    image = element("img", src=picture_address(exhibit.pixels[index]), alt=alt)
+    image = element("img", src=picture_address(figure.pixels[index]), alt=alt)
     return element("div", image, element("span", sign + caption), class_=f"picture {verdict}".strip())
 
 
@@ -199,8 +199,8 @@ def _address(kind: str, data: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _histogram(name: str, exhibit: Histogram) -> Markup:
-    counts, edges = exhibit.counts.tolist(), exhibit.edges.tolist()
+def _histogram(name: str, figure: Histogram) -> Markup:
+    counts, edges = figure.counts.tolist(), figure.edges.tolist()
     across, up = Axis(edges[0], edges[-1], LEFT, WIDTH - RIGHT), Axis(0, max(*counts, 1e-300), HEIGHT - BOTTOM, TOP)
     words = "".join(
         f"M{across.place(low):g} {up.place(0):g}V{up.place(count):g}H{across.place(high):g}V{up.place(0):g}Z"

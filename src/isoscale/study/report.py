@@ -10,7 +10,7 @@ from isoscale.errors import UserError
 from isoscale.observe.text import split_stage
 from isoscale.runs import inference
 from isoscale.runs.run import Run
-from isoscale.study import figures, sections
+from isoscale.study import sections
 from isoscale.study.facts import Facts, read
 from isoscale.study.markup import Markup, element, joined
 from isoscale.study.plot import Line, chart
@@ -31,11 +31,11 @@ QUIET = ("time/seconds",)
 
 
 def write_report(
-    run: str | Path | Run, path: str | Path | None = None, role: str | None = "val", diff: bool = True
+    run: str | Path | Run, path: str | Path | None = None, split: str | None = "val", diff: bool = True
 ) -> Path:
     """Write the page about a run to RUN/report.html or elsewhere, and return where it is.
 
-    The figures show the best weights applied to the `role` part of the data; None leaves them out. Without `diff`, the
+    The figures show the best weights applied to the `split` part of the data; None leaves them out. Without `diff`, the
     uncommitted changes of the user's code stay out.
     """
     found = run if isinstance(run, Run) else Run.find(str(run))
@@ -43,7 +43,7 @@ def write_report(
     _check_path(target)
     facts = read(found)
     try:
-        text = page(facts, role, diff)
+        text = page(facts, split, diff)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -61,7 +61,7 @@ def _check_path(path: Path) -> None:
         raise UserError(f"--out {path}: there is no folder {path.parent}; make it, or choose another one")
 
 
-def page(facts: Facts, role: str | None, diff: bool = True) -> str:
+def page(facts: Facts, split: str | None, diff: bool = True) -> str:
     """The whole page."""
     style, script = (
         files("isoscale.study").joinpath("page", name).read_text("utf-8") for name in ("page.css", "page.js")
@@ -75,7 +75,7 @@ def page(facts: Facts, role: str | None, diff: bool = True) -> str:
         element("title", f"{facts.label}, {facts.status}"),
         element("style", Markup(style)),
     )
-    body = element("body", element("main", *_body(facts, role, diff)), element("script", Markup(script)))
+    body = element("body", element("main", *_body(facts, split, diff)), element("script", Markup(script)))
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
@@ -85,12 +85,12 @@ def _policy(script: str) -> str:
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def _body(facts: Facts, role: str | None, diff: bool) -> list[Markup | None]:
+def _body(facts: Facts, split: str | None, diff: bool) -> list[Markup | None]:
     return [
         sections.header(facts),
         sections.tiles(facts),
         _section("Curves", _curves(facts)),
-        _section("Results", _results(facts, role)) if role else None,
+        _section("Results", _results(facts, split)) if split else None,
         _section("Layers", sections.layers(facts)),
         _section("Where the time went", sections.profile(facts)),
         _section("Settings", sections.settings(facts)),
@@ -136,7 +136,7 @@ def lines_by_metric(facts: Facts) -> dict[str, list[Line]]:
     return dict(sorted(lines.items(), key=lambda entry: (entry[0] != "loss", entry[1][0].style == "plain")))
 
 
-def _results(facts: Facts, role: str) -> Markup:
+def _results(facts: Facts, split: str) -> Markup:
     """What the task shows of its best weights; a line in its place where that cannot be had."""
     if not facts.run.directory.checkpoints().pointed("last"):
         return element("p", "There is no checkpoint that results could be made with.")
@@ -145,13 +145,13 @@ def _results(facts: Facts, role: str) -> Markup:
     except UserError as error:
         raise UserError(f"{error}\nfor a page without results: --no-figures") from None
     try:
-        exhibits = inference.exhibits(facts.run, role=role)
+        figures = inference.figures(facts.run, split=split)
     except Exception as error:  # task and data are the user's: whatever fails there, the rest of the page stands
         return element("p", f"Results could not be made: {_words(error)}")
-    if not exhibits:
+    if not figures:
         return element("p", "The task of this run shows no results besides its metrics.")
-    words = f"The {'best' if facts.run.has_best else 'last'} weights on the {PARTS[role]} data."
-    return joined([element("p", words), element("div", figures.shown(exhibits), class_="figures")])
+    words = f"The {'best' if facts.run.has_best else 'last'} weights on the {PARTS[split]} data."
+    return joined([element("p", words), element("div", figures.shown(figures), class_="figures")])
 
 
 def _words(error: Exception) -> str:

@@ -128,7 +128,7 @@ def environment(facts: Facts, diff: bool) -> Markup:
     record = facts.record
     code = record.get("code") or {}
     packages = ", ".join(f"{name} {version}" for name, version in record.get("packages", {}).items())
-    data = ", ".join(f"{role} {fingerprint}" for role, fingerprint in record.get("data", {}).items())
+    data = ", ".join(f"{split} {fingerprint}" for split, fingerprint in record.get("data", {}).items())
     peak = record.get("peak_memory")
     rows = [
         ("isoscale", record.get("isoscale")),

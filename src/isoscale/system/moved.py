@@ -78,7 +78,7 @@ MOVED = {
     "engine.seal": "recipe.seal",
     "engine.sharing": "engine.state.sharing",
     "engine.show": "engine.figures",
-    "engine.soundness": "engine.step.nan_guard",
+    "engine.nan_guard": "engine.step.nan_guard",
     "engine.spread": "engine.optim.spread",
     "engine.stage": "engine.step.context",
     "engine.staging": "engine.state.host_snapshot",

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import isoscale
-from isoscale.engine.diagnose.trace import Watch
+from isoscale.engine.diagnose.trace import Tracer
 from isoscale.engine.metrics.windows import NotFinite
 from tests.helpers import QUIET
 
@@ -240,7 +240,7 @@ def test_a_step_under_the_watch_has_the_bits_of_one_that_is_not() -> None:
     net(x).sum().backward()
     before = [parameter.grad.clone() for parameter in net.parameters()]
     net.zero_grad()
-    with Watch(net) as watch:
+    with Tracer(net) as watch:
         watch.begin({"input": x}, torch.arange(16))
         net(x).sum().backward()
     assert all(torch.equal(one, two.grad) for one, two in zip(before, net.parameters(), strict=True))
@@ -251,7 +251,7 @@ def test_rows_of_the_gradient_of_a_weight_are_not_mistaken_for_samples() -> None
     net, x = nn.Linear(4, 16), torch.rand(16, 4)
     nn.init.constant_(net.weight, 0.01)
     x[3:5] = 3e38
-    with Watch(net) as watch:
+    with Tracer(net) as watch:
         watch.begin({"input": x}, torch.arange(16))
         watch.mark("data")
         output = net(x)
@@ -264,7 +264,7 @@ def test_rows_of_the_gradient_of_a_weight_are_not_mistaken_for_samples() -> None
 
 def test_rows_of_weights_are_not_mistaken_for_samples() -> None:
     net = nn.Linear(4, 16)
-    with Watch(net) as watch:
+    with Tracer(net) as watch:
         watch.begin({"input": torch.rand(16, 4)}, torch.arange(16))
         bad = net.weight.detach() / 0.0
         watch.look_at([bad])

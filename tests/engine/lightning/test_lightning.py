@@ -716,7 +716,7 @@ def test_test_and_predict_equal_lightnings(tmp_path: Path) -> None:
     expected = trainer.test(theirs, ExaminedPoints(), verbose=False)[0]["test_loss"]
     rows = torch.cat(trainer.predict(theirs, ExaminedPoints()))
     assert isoscale.test(run, "last", data=ExaminedPoints())["test_loss"] == pytest.approx(expected, rel=1e-5)
-    found = isoscale.predict(run, "last", data=ExaminedPoints(), role="predict")
+    found = isoscale.predict(run, "last", data=ExaminedPoints(), split="predict")
     torch.testing.assert_close(found["prediction"], rows, rtol=1e-5, atol=1e-6)
     assert ours.calls == theirs.calls == ["on_test_batch_end"] * 3 + ["on_test_end"] + ["on_predict_batch_start"] * 3
     assert set(vars(ours)) == attributes

@@ -384,7 +384,7 @@ def test_what_was_trained_is_used_with_the_attributes_that_it_had(tmp_path: Path
     run = fit(tmp_path, Annealed(), checkpoint__monitor="train/loss_epoch")
     again = isoscale.Run(tmp_path, Annealed(), data())
     assert again.task().weights == [1.0, 0.25]
-    one, two = isoscale.predict(run, role="val"), isoscale.predict(again, role="val")
+    one, two = isoscale.predict(run, split="val"), isoscale.predict(again, split="val")
     assert torch.equal(one["prediction"], two["prediction"])
 
 
@@ -392,7 +392,7 @@ def test_using_what_was_trained_leaves_the_modes_of_the_task(tmp_path: Path) -> 
     task = Plain()
     run = fit(tmp_path, task)
     run.model()
-    isoscale.predict(run, role="val")
+    isoscale.predict(run, split="val")
     assert all(module.training for module in task.modules())
 
 
@@ -447,12 +447,12 @@ def test_a_task_needs_a_training_step_and_nothing_else(cls: Any, tmp_path: Path)
     assert run.status == "done" and "val/loss" not in run.metrics
     assert "has no validation_step: the validation data is not used" in (tmp_path / "log.txt").read_text()
     with pytest.raises(UserError, match=r"has no validation_step\(self, batch, batch_idx\): write one"):
-        isoscale.test(run, role="val")
+        isoscale.test(run, split="val")
     if cls is Calling:
-        assert isoscale.predict(run, role="val")["prediction"].shape == (24, 3)
+        assert isoscale.predict(run, split="val")["prediction"].shape == (24, 3)
         return
     with pytest.raises(UserError, match=r"neither predict_step\(self, batch, batch_idx\) nor forward"):
-        isoscale.predict(run, role="val")
+        isoscale.predict(run, split="val")
 
 
 def test_a_test_is_a_validation_where_there_is_no_test_step(tmp_path: Path) -> None:

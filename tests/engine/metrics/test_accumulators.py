@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isoscale.engine.metrics.accumulators import MAX_NAMES, Recorder, means
-from isoscale.engine.metrics.weighted_sum import Pair
+from isoscale.engine.metrics.weighted_sum import WeightedSum
 from isoscale.errors import UserError
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ Entries = list[tuple[str, float, int, bool]]
 def add(recorder: Recorder, found: Entries) -> None:
     for name, mean, weight, on_device in found:
         value = torch.tensor(mean, dtype=torch.float64)
-        recorder.add(name, Pair.of_mean(value, torch.tensor(float(weight)) if on_device else weight))
+        recorder.add(name, WeightedSum.of_mean(value, torch.tensor(float(weight)) if on_device else weight))
 
 
 def expected(found: Entries) -> dict[str, float]:
@@ -98,16 +98,16 @@ def test_what_shards_collect_is_what_would_have_been_added_at_once(found: Entrie
 
 def test_small_values_are_not_lost_among_many() -> None:
     recorder = Recorder(CPU)
-    recorder.add("loss", Pair.of_mean(torch.tensor(1e8), 1))
+    recorder.add("loss", WeightedSum.of_mean(torch.tensor(1e8), 1))
     for _ in range(100):
-        recorder.add("loss", Pair.of_mean(torch.tensor(0.1), 1))
+        recorder.add("loss", WeightedSum.of_mean(torch.tensor(0.1), 1))
     total, _ = recorder.read().pairs()["loss"]
     assert total == pytest.approx(1e8 + 100 * float(torch.tensor(0.1)), abs=1e-6)
 
 
 def test_the_flag_travels_with_a_reading_and_is_not_a_metric() -> None:
     recorder = Recorder(CPU)
-    recorder.add("loss", Pair.of_mean(torch.tensor(1.0), 1))
+    recorder.add("loss", WeightedSum.of_mean(torch.tensor(1.0), 1))
     assert not recorder.read(torch.zeros(())).flag
     reading = recorder.read(torch.ones(()))
     assert reading.flag
@@ -117,9 +117,9 @@ def test_the_flag_travels_with_a_reading_and_is_not_a_metric() -> None:
 def test_neither_sums_nor_weights_keep_a_graph() -> None:
     grown = torch.ones((), requires_grad=True)
     recorder = Recorder(CPU)
-    recorder.add("loss", Pair(grown * 2, grown * 3))
+    recorder.add("loss", WeightedSum(grown * 2, grown * 3))
     shard = recorder.begin_shard()
-    recorder.add("loss", Pair(grown * 2, grown * 3))
+    recorder.add("loss", WeightedSum(grown * 2, grown * 3))
     recorder.end_shards(shard)
     assert not recorder.buffer.requires_grad
     assert recorder.read().pairs() == {"loss": (4.0, 6.0)}
@@ -128,9 +128,9 @@ def test_neither_sums_nor_weights_keep_a_graph() -> None:
 def test_more_names_than_there_is_room_for_are_refused_with_the_name() -> None:
     recorder = Recorder(CPU)
     for number in range(MAX_NAMES - 1):
-        recorder.add(f"metric_{number}", Pair.of_mean(torch.tensor(float(number)), 1))
+        recorder.add(f"metric_{number}", WeightedSum.of_mean(torch.tensor(float(number)), 1))
     with pytest.raises(UserError, match="'one_more' is one too many"):
-        recorder.add("one_more", Pair.of_mean(torch.tensor(1.0), 1))
+        recorder.add("one_more", WeightedSum.of_mean(torch.tensor(1.0), 1))
     found = means(recorder.read(torch.ones(())).pairs())
     assert found == {f"metric_{number}": float(number) for number in range(MAX_NAMES - 1)}
 
@@ -139,8 +139,8 @@ def test_roots_are_taken_of_the_mean_over_all_and_survive_a_restart() -> None:
     recorder = Recorder(torch.device("cpu"))
     recorder.roots.add("rmse")
     for total, weight in ((9.0, 1.0), (1.0, 1.0), (2.0, 2.0)):
-        recorder.add("rmse", Pair(torch.tensor(total), weight))
-        recorder.add("mse", Pair(torch.tensor(total), weight))
+        recorder.add("rmse", WeightedSum(torch.tensor(total), weight))
+        recorder.add("mse", WeightedSum(torch.tensor(total), weight))
     again = Recorder(torch.device("cpu"))
     again.load(*recorder.state())
     for each in (recorder, again):

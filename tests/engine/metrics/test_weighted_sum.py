@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from isoscale.engine.metrics.losses import LOSSES, METRICS, as_pair, cross_entropy, find_loss, find_metric
-from isoscale.engine.metrics.weighted_sum import Pair
+from isoscale.engine.metrics.losses import LOSSES, METRICS, as_weighted_sum, cross_entropy, find_loss, find_metric
+from isoscale.engine.metrics.weighted_sum import WeightedSum
 from isoscale.errors import UserError
 
 SIZE, CLASSES = 24, 5
@@ -44,9 +44,9 @@ def test_parts_of_a_masked_loss_add_up_even_where_a_part_is_all_masked(edges: li
     scores, labels = rows()
     mask = torch.arange(SIZE) % 7 == 3
 
-    def masked(prediction: torch.Tensor, target: torch.Tensor, kept: torch.Tensor) -> Pair:
+    def masked(prediction: torch.Tensor, target: torch.Tensor, kept: torch.Tensor) -> WeightedSum:
         losses = functional.cross_entropy(prediction, target, reduction="none")
-        return Pair((losses * kept).sum(), kept.sum())
+        return WeightedSum((losses * kept).sum(), kept.sum())
 
     whole = float(functional.cross_entropy(scores[mask], labels[mask]))
     assert added(masked, edges, scores, labels, mask) == pytest.approx(whole, rel=1e-12)
@@ -57,8 +57,8 @@ def test_parts_of_a_loss_per_atom_add_up_whatever_the_sizes_of_the_molecules(edg
     scores, _ = rows()
     atoms = torch.arange(SIZE) % 4 + 1
 
-    def per_atom(error: torch.Tensor, count: torch.Tensor) -> Pair:
-        return Pair((error.square().sum(1) * count).sum(), int(count.sum()))
+    def per_atom(error: torch.Tensor, count: torch.Tensor) -> WeightedSum:
+        return WeightedSum((error.square().sum(1) * count).sum(), int(count.sum()))
 
     whole = float((scores.square().sum(1) * atoms).sum() / atoms.sum())
     assert added(per_atom, edges, scores, atoms) == pytest.approx(whole, rel=1e-12)
@@ -100,7 +100,12 @@ def test_class_weights_and_label_smoothing_are_torchs() -> None:
 @given(st.floats(-1e6, 1e6), st.integers(1, 10_000))
 def test_a_mean_and_its_sum_say_the_same(mean: float, count: int) -> None:
     value = torch.tensor(mean, dtype=torch.float64)
-    for pair in (Pair.of_mean(value, count), Pair(value * count, count), as_pair(value, count), as_pair(mean, count)):
+    for pair in (
+        WeightedSum.of_mean(value, count),
+        WeightedSum(value * count, count),
+        as_weighted_sum(value, count),
+        as_weighted_sum(mean, count),
+    ):
         assert float(pair.sum) == pytest.approx(mean * count, rel=1e-6, abs=1e-9)
         assert float(pair.mean) == pytest.approx(mean, rel=1e-6, abs=1e-9)
         total = torch.tensor(1.0, dtype=torch.float64)
@@ -110,7 +115,11 @@ def test_a_mean_and_its_sum_say_the_same(mean: float, count: int) -> None:
 
 def test_adding_a_loss_to_a_total_does_not_keep_its_graph() -> None:
     loss = torch.ones((), requires_grad=True) * 2
-    for pair in (Pair.of_mean(loss, 3), Pair(loss, torch.tensor(3.0)), Pair.of_mean(loss, torch.tensor(3.0))):
+    for pair in (
+        WeightedSum.of_mean(loss, 3),
+        WeightedSum(loss, torch.tensor(3.0)),
+        WeightedSum.of_mean(loss, torch.tensor(3.0)),
+    ):
         total = torch.zeros(())
         pair.add_to(total)
         assert not total.requires_grad
@@ -135,19 +144,19 @@ def test_shapes_that_would_be_broadcast_are_refused(name: str) -> None:
 
 def test_a_loss_of_several_numbers_is_refused() -> None:
     with pytest.raises(UserError, match=r"one number, not a tensor of shape \(3,\)"):
-        as_pair(torch.zeros(3), 3)
+        as_weighted_sum(torch.zeros(3), 3)
     with pytest.raises(UserError, match="one number"):
         find_loss(lambda prediction, target: prediction - target)(torch.zeros(3), torch.zeros(3))
 
 
 def test_no_loss_at_all_is_refused_with_a_question() -> None:
     with pytest.raises(UserError, match="does the step return its loss"):
-        as_pair(None, 3)
+        as_weighted_sum(None, 3)
     with pytest.raises(UserError, match="not str"):
-        as_pair("0.3", 3)
+        as_weighted_sum("0.3", 3)
 
 
 @pytest.mark.parametrize("value", [2, 2.0, np.float32(2), torch.tensor(2.0), torch.tensor([[2.0]]), (6.0, 3.0)])
 def test_every_kind_of_number_is_a_mean_and_a_tuple_is_a_pair(value: Any) -> None:
-    assert float(as_pair(value, 3).mean) == 2.0
-    assert as_pair(value, 3).weight == 3
+    assert float(as_weighted_sum(value, 3).mean) == 2.0
+    assert as_weighted_sum(value, 3).weight == 3

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from isoscale.engine.state import checkpoint
 from isoscale.engine.state.checkpoint import CheckpointError, Checkpoints, State, read, read_manifest, read_weights
-from isoscale.engine.state.host_snapshot import Staging
+from isoscale.engine.state.host_snapshot import HostSnapshot
 from isoscale.engine.state.registry import weights_sha256
 from isoscale.engine.state.writer import Saver
 from isoscale.errors import RunLost, Stopped, UserError
@@ -246,7 +246,7 @@ def test_a_run_that_is_lost_while_a_checkpoint_is_written_gets_no_checkpoint(tmp
     others = tmp_path / ".writing-step_00000009-abc"
     with pytest.raises(RunLost):
         Checkpoints(tmp_path, check=check).write(
-            2, Staging().stage(*state(2)), sync_log=lambda: others.mkdir() or (others / "part").touch()
+            2, HostSnapshot().take(*state(2)), sync_log=lambda: others.mkdir() or (others / "part").touch()
         )
     assert names(tmp_path) == [others.name, "last", "step_00000001"], "what the other one writes is left alone"
 

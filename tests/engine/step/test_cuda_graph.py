@@ -308,7 +308,7 @@ class Counting(isoscale.Supervised):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
-        return isoscale.Pair(loss.sum * (1 + batch_idx % 3), loss.weight)
+        return isoscale.WeightedSum(loss.sum * (1 + batch_idx % 3), loss.weight)
 
 
 REFUSED = [(Drawing, "random generator"), (Waiting, "captur"), (Replacing, "in place"), (Counting, "batch_idx")]

@@ -15,9 +15,9 @@ from isoscale.data.order import Order
 from isoscale.data.rng import StepRandom
 from isoscale.data.sources import TensorSource
 from isoscale.engine.metrics.accumulators import Recorder, means
-from isoscale.engine.optim.ema import Average
+from isoscale.engine.optim.ema import EMA
 from isoscale.engine.precision import Precision
-from isoscale.engine.step.context import Stage
+from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.step import Forward, Step, loss_terms
 from isoscale.errors import UserError
 from isoscale.parallel.reduction import FlatReducer, TreeReducer
@@ -53,11 +53,11 @@ def samples(count: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]
 
 
 def make_step(task: nn.Module, reducer: Any, lr: float = 0.1, **options: Any) -> Step:
-    stage = Stage("train", task, Recorder(CPU))
-    stage.enter()
-    forward = Forward(task, stage, [], Precision("64", "cpu"))
+    context = StepContext("train", task, Recorder(CPU))
+    context.enter()
+    forward = Forward(task, context, [], Precision("64", "cpu"))
     optimizer = torch.optim.SGD([each for each in task.parameters() if each.requires_grad], lr=lr, fused=True)
-    return Step(forward, [optimizer], reducer, stage.recorder, StepRandom(0), **options)
+    return Step(forward, [optimizer], reducer, context.recorder, StepRandom(0), **options)
 
 
 def take(
@@ -107,7 +107,7 @@ CLASS_WEIGHTS = torch.tensor([1.0, 4.0, 0.25, 2.0], dtype=torch.float64)
 
 
 def class_weighted(prediction: Tensor, batch: dict[str, Tensor]) -> Any:
-    return isoscale.Pair(
+    return isoscale.WeightedSum(
         functional.cross_entropy(prediction, batch["target"], CLASS_WEIGHTS, reduction="sum"),
         CLASS_WEIGHTS[batch["target"]].sum(),
     )
@@ -124,7 +124,7 @@ def force_errors(prediction: Tensor, batch: dict[str, Tensor]) -> Tensor:
 def two_terms(prediction: Tensor, batch: dict[str, Tensor]) -> Any:
     return {
         "energy": energies(prediction).mean(),
-        "forces": isoscale.Pair(force_errors(prediction, batch), batch["atoms"].sum()),
+        "forces": isoscale.WeightedSum(force_errors(prediction, batch), batch["atoms"].sum()),
         "size": prediction.square().mean(),
     }
 
@@ -133,8 +133,8 @@ def two_terms_counted_on_the_host(prediction: Tensor, batch: dict[str, Tensor]) 
     """Numbers of atoms that sometimes equal the number of samples."""
     atoms = int(batch["atoms"].sum())
     return {
-        "energy": isoscale.Pair(energies(prediction).sum(), len(prediction)),
-        "forces": isoscale.Pair(force_errors(prediction, batch), atoms),
+        "energy": isoscale.WeightedSum(energies(prediction).sum(), len(prediction)),
+        "forces": isoscale.WeightedSum(force_errors(prediction, batch), atoms),
     }
 
 
@@ -278,7 +278,7 @@ class TwoDtypes(nn.Module):
 def tenths(prediction: Tensor, batch: dict[str, Tensor]) -> Any:
     """A weight that has no exact form in float32."""
     weight = batch["atoms"] * 0.1
-    return isoscale.Pair(((prediction - batch["forces"]).square().mean(1) * weight).sum(), weight.double().sum())
+    return isoscale.WeightedSum(((prediction - batch["forces"]).square().mean(1) * weight).sum(), weight.double().sum())
 
 
 @pytest.mark.parametrize(("num_micro", "num_shards"), [(1, 0), (3, 0), (1, 8)])
@@ -315,7 +315,7 @@ def test_running_statistics_in_tree_are_the_mean_over_the_shards(size: int, num_
 def test_what_is_logged_in_parts_has_the_mean_of_the_whole() -> None:
     class Logging(Loss):
         def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
-            self.log("atoms", isoscale.Pair(batch["atoms"].sum(), len(batch["atoms"])))
+            self.log("atoms", isoscale.WeightedSum(batch["atoms"].sum(), len(batch["atoms"])))
             self.log("first", batch["input"][:, 0].mean())
             return super().training_step(batch, batch_idx)
 
@@ -338,11 +338,11 @@ def test_a_gradient_that_is_not_finite_latches_and_no_later_step_touches_the_wei
     plan = BatchPlan(2 * count, count, num_micro=num_micro, num_shards=reducer.num_shards)
     feed = DeviceFeed(TensorSource(rows), Order(2 * count, 0, shuffle=False), plan, CPU)
     task = Loss(LOSSES["mean"][0])
-    step = make_step(task, reducer, average=Average(task, 0.5))
+    step = make_step(task, reducer, average=EMA(task, 0.5))
     before = [parameter.detach().clone() for parameter in task.parameters()]
     for number in range(2):
         step(feed.parts(number), number, number, 0.1, {}, number)
-    assert float(step.soundness.latch) == 1
+    assert float(step.nan_guard.latch) == 1
     assert all(torch.equal(*pair) for pair in zip(before, task.parameters(), strict=True))
     assert step.average is not None
     assert all(torch.equal(*pair) for pair in zip(before, step.average.state()[0].values(), strict=True))

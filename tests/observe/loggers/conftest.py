@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Started
+from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, Started
 from isoscale.observe.figures import Histogram, Matrix
 
 SETTINGS = {"seed": 0, "optimizer.lr": 0.1, "data.subset": None, "data.split": [8, 1, 1]}
@@ -50,10 +50,10 @@ def steps(first: int, last: int) -> list[Event]:
     return events
 
 
-def figures(step: int) -> Exhibited:
+def figures(step: int) -> FiguresMade:
     matrix = Matrix(np.eye(3, dtype=np.int64), ["a", "b", "c"])
     histogram = Histogram(np.ones(2), np.arange(3.0))
-    return Exhibited(step, step // 10 - 1, {"val/confusion": matrix, "parameters/weight": histogram})
+    return FiguresMade(step, step // 10 - 1, {"val/confusion": matrix, "parameters/weight": histogram})
 
 
 def end(status: Any = "done", step: int = 40) -> Ended:

@@ -1,4 +1,4 @@
-"""What TensorBoard reads back: one chart a metric, one folder a stage, no step twice, and the exhibits as they are."""
+"""What TensorBoard reads back: one chart a metric, one folder a stage, no step twice, and the figures as they are."""
 
 import subprocess
 import sys
@@ -20,8 +20,8 @@ from tensorboard.util.tensor_util import make_ndarray
 from torch import nn
 
 from isoscale.engine.state.checkpoint import read_weights
-from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Note, Started
-from isoscale.observe.figures import Detection, Exhibit, Histogram, Matrix, Network, Pictures, PrecisionRecall
+from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, Note, Started
+from isoscale.observe.figures import Detection, Figure, Histogram, Matrix, Network, Pictures, PrecisionRecall
 from isoscale.observe.observers import Observers
 from isoscale.observe.tensorboard.observer import TensorBoard
 from tests.disks import PAGE, mounted
@@ -138,9 +138,9 @@ def test_a_full_disk_costs_tensorboard_and_not_the_run(tmp_path: Path, capsys: p
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in read_weights(run.checkpoint("last")).items())
 
 
-def show(board: TensorBoard, step: int = 100, **exhibits: Exhibit) -> None:
-    """Send exhibits; names are written with double underscores for slashes."""
-    board.notify(Exhibited(step, 0, {name.replace("__", "/"): exhibit for name, exhibit in exhibits.items()}))
+def show(board: TensorBoard, step: int = 100, **figures: Figure) -> None:
+    """Send figures; names are written with double underscores for slashes."""
+    board.notify(FiguresMade(step, 0, {name.replace("__", "/"): figure for name, figure in figures.items()}))
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -233,14 +233,14 @@ def test_a_histogram_keeps_its_counts_and_edges(tmp_path: Path) -> None:
 
 
 def test_a_continued_run_drops_pictures_and_curves_that_are_made_again(tmp_path: Path) -> None:
-    exhibits = {
+    figures = {
         "val__confusion": MATRIX,
         "val__curve": PrecisionRecall({"cat": counted(np.array([0.1, 0.9]), np.array([False, True]))}),
         "val__outputs": Histogram(np.array([1.0]), np.array([0.0, 1.0])),
     }
     killed = TensorBoard(tmp_path, 1, level=2)
     for step in (100, 200):
-        show(killed, step, **exhibits)
+        show(killed, step, **figures)
     killed.close()
     TensorBoard(tmp_path, 101, level=2).close()
     events = PluginEventAccumulator(str(tmp_path / "val")).Reload()  # the page's own reader, of which all are tensors

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from isoscale.errors import PeerFailed, RankLost, UserError
-from isoscale.parallel.health import client as watches
+from isoscale.parallel.health import client as clients
 from isoscale.parallel.health import server as hubs
-from isoscale.parallel.health.client import Watch
-from isoscale.parallel.health.server import AwakeClock, Cause, Hub
+from isoscale.parallel.health.client import HealthClient
+from isoscale.parallel.health.server import AwakeClock, Cause, HealthServer
 from isoscale.parallel.secret import Key
 from isoscale.system.process import birth, end_of
 
@@ -37,30 +37,32 @@ def aborted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Cause]]:
     """Who would have ended its process, and why; here all ranks are this process."""
     ended: list[tuple[int, Cause]] = []
 
-    def abort(watch: Watch, cause: Cause) -> None:
-        ended.append((watch.rank, cause))
-        watch._done.set()
+    def abort(client: HealthClient, cause: Cause) -> None:
+        ended.append((client.rank, cause))
+        client._done.set()
 
-    monkeypatch.setattr(Watch, "_abort", abort)
-    monkeypatch.setattr(watches, "LINGER", 0.1)
+    monkeypatch.setattr(HealthClient, "_abort", abort)
+    monkeypatch.setattr(clients, "LINGER", 0.1)
     return ended
 
 
 @pytest.fixture
-def ranks(aborted: list[tuple[int, Cause]], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hub, list[Watch]]]:
+def ranks(
+    aborted: list[tuple[int, Cause]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[HealthServer, list[HealthClient]]]:
     monkeypatch.setattr(hubs, "BEAT", 0.05)
-    monkeypatch.setattr(watches, "BEAT", 0.05)
-    hub = Hub(HOSTS, Key(b"secret"))
-    found = [Watch(rank, HOSTS, ("127.0.0.1", hub.port), hub.key) for rank in range(3)]
-    until(lambda: len(hub._members) == 3)
-    yield hub, found
-    for watch in found:
-        watch._done.set()
+    monkeypatch.setattr(clients, "BEAT", 0.05)
+    server = HealthServer(HOSTS, Key(b"secret"))
+    found = [HealthClient(rank, HOSTS, ("127.0.0.1", server.port), server.key) for rank in range(3)]
+    until(lambda: len(server._members) == 3)
+    yield server, found
+    for client in found:
+        client._done.set()
 
 
-def die(watch: Watch) -> None:
+def die(client: HealthClient) -> None:
     """What the system does for a process that ends."""
-    watch._line._socket.shutdown(socket.SHUT_RDWR)
+    client._line._socket.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_failure_reaches_all_with_words_exit_code_and_traceback(ranks):
@@ -74,7 +76,7 @@ def test_a_failure_reaches_all_with_words_exit_code_and_traceback(ranks):
     assert type(raised) is PeerFailed and raised.exit_code == 1
     assert str(raised).startswith("rank 1 on n1 failed: ValueError: boom\n  in test_a_failure_reaches_all")
     assert "Traceback" in raised.traceback and raised.traceback.rstrip().endswith("ValueError: boom")
-    assert [watch.speaks for watch in (first, second, third)] == [True, False, False]
+    assert [client.speaks for client in (first, second, third)] == [True, False, False]
 
 
 def test_the_next_word_to_others_raises(ranks):
@@ -144,12 +146,12 @@ def test_processes_that_end_together_are_named_together(ranks):
 
 
 def test_a_rank_that_keeps_others_waiting_is_named_with_its_place(ranks):
-    hub, (first, second, third) = ranks
-    for watch in (first, second, third):
-        watch.tick("step 1")
-    for watch in (first, second):
-        watch.tick("the gradients of step 2")
-    hub.limit = 1.5
+    server, (first, second, third) = ranks
+    for client in (first, second, third):
+        client.tick("step 1")
+    for client in (first, second):
+        client.tick("the gradients of step 2")
+    server.limit = 1.5
     until(lambda: first.cause)
     assert first.cause.ranks == (2,)
     assert first.cause.message.startswith("rank 2 on n2 hangs: others have waited ")
@@ -158,30 +160,30 @@ def test_a_rank_that_keeps_others_waiting_is_named_with_its_place(ranks):
 
 
 def test_a_long_pause_of_all_is_not_a_hang_of_one(ranks):
-    hub, watching = ranks
-    hub.limit = 0.2
-    for watch in watching:
-        watch.tick("an evaluation")
+    server, watching = ranks
+    server.limit = 0.2
+    for client in watching:
+        client.tick("an evaluation")
     time.sleep(1)
-    assert not any(watch.cause for watch in watching)
+    assert not any(client.cause for client in watching)
     die(watching[2])
     until(lambda: watching[0].cause)
 
 
 def test_who_advances_is_never_taken_to_hang(ranks):
-    hub, watching = ranks
-    hub.limit = 1.0
+    server, watching = ranks
+    server.limit = 1.0
     watching[0].tick("ahead of all")
     for _ in range(20):
         time.sleep(0.1)
-        for watch in watching:
-            watch.tick("a step")
-    assert not any(watch.cause for watch in watching)
+        for client in watching:
+            client.tick("a step")
+    assert not any(client.cause for client in watching)
 
 
 def test_a_stuck_main_thread_is_ended_from_beside(ranks, aborted, monkeypatch):
     _, (_, second, third) = ranks
-    monkeypatch.setattr(watches, "REACT", 0.3)
+    monkeypatch.setattr(clients, "REACT", 0.3)
     second.failed(ValueError("boom"))
     third.cause or until(lambda: third.cause)
     third.failed(BROKEN)
@@ -190,8 +192,8 @@ def test_a_stuck_main_thread_is_ended_from_beside(ranks, aborted, monkeypatch):
 
 
 def test_without_rank_0_the_first_on_each_host_speaks(ranks):
-    hub, (_, second, third) = ranks
-    for member in hub._members.values():
+    server, (_, second, third) = ranks
+    for member in server._members.values():
         member.line._socket.shutdown(socket.SHUT_RDWR)
     until(lambda: second.cause and third.cause)
     assert "rank 0 on n1 no longer answers" in second.cause.message
@@ -199,8 +201,8 @@ def test_without_rank_0_the_first_on_each_host_speaks(ranks):
 
 
 def test_a_silent_rank_0_is_noticed_by_the_others(ranks, monkeypatch):
-    hub, (_, second, third) = ranks
-    monkeypatch.setattr(hub, "_tell", lambda **message: None)
+    server, (_, second, third) = ranks
+    monkeypatch.setattr(server, "_tell", lambda **message: None)
     time.sleep(0.2)
     second.limit = 0.3
     until(lambda: second.cause)
@@ -211,7 +213,7 @@ def test_all_leave_together(ranks):
     from threading import Thread
 
     _, watching = ranks
-    leaving = [Thread(target=watch.leave) for watch in watching]
+    leaving = [Thread(target=client.leave) for client in watching]
     for thread in leaving[:2]:
         thread.start()
     time.sleep(0.5)
@@ -220,14 +222,14 @@ def test_all_leave_together(ranks):
     for thread in leaving:
         thread.join(timeout=20)
         assert not thread.is_alive()
-    assert not any(watch.cause for watch in watching)
+    assert not any(client.cause for client in watching)
 
 
 def test_when_all_ranks_are_there_nobody_else_is_let_in(ranks):
-    hub, _ = ranks
-    until(lambda: hub._server.fileno() == -1)
+    server, _ = ranks
+    until(lambda: server._server.fileno() == -1)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", hub.port))
+        socket.create_connection(("127.0.0.1", server.port))
 
 
 def test_time_in_which_the_process_was_suspended_does_not_count(monkeypatch):
@@ -267,7 +269,7 @@ def test_another_process_with_the_number_of_a_rank_is_not_taken_for_it():
 
 
 def test_a_rank_that_can_no_longer_be_watched_ends_all(ranks, aborted, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watches, "REACT", 0.2)
+    monkeypatch.setattr(clients, "REACT", 0.2)
     _, (first, second, third) = ranks
 
     def fail() -> None:
@@ -281,32 +283,32 @@ def test_a_rank_that_can_no_longer_be_watched_ends_all(ranks, aborted, monkeypat
 
 
 def test_a_hub_that_fails_ends_all(ranks, monkeypatch: pytest.MonkeyPatch):
-    hub, watched = ranks
+    server, watched = ranks
 
     def fail(rank: int, words: list[object]) -> None:
         raise ValueError("cannot hear")
 
-    hub.listener = fail
+    server.listener = fail
     assert watched[2].say(["something"])
-    until(lambda: all(watch.cause for watch in watched))
+    until(lambda: all(client.cause for client in watched))
     assert watched[1].cause.message.startswith("rank 0 on n1 no longer hears the others: ValueError: cannot hear")
 
 
 def test_ranks_watch_each_other_with_any_number_of_files_open(aborted, monkeypatch: pytest.MonkeyPatch):
-    until(lambda: not any(thread.name == "isoscale watch" for thread in threading.enumerate()))  # of other tests
+    until(lambda: not any(thread.name == "isoscale client" for thread in threading.enumerate()))  # of other tests
     gc.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
-        hub = Hub(HOSTS[:2], Key(b"secret"))
-        watched = [Watch(rank, HOSTS[:2], ("127.0.0.1", hub.port), hub.key) for rank in range(2)]
+        server = HealthServer(HOSTS[:2], Key(b"secret"))
+        watched = [HealthClient(rank, HOSTS[:2], ("127.0.0.1", server.port), server.key) for rank in range(2)]
         assert watched[1]._line.fileno() > 1024 and watched[1].say(["something"])
         watched[1].failed(ValueError("boom"))
         until(lambda: watched[0].cause)
         assert "boom" in watched[0].cause.message
-        for watch in watched:
-            watch._done.set()
+        for client in watched:
+            client._done.set()
     finally:
         for file in files:
             os.close(file)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import isoscale
-from isoscale.engine.dataset_metrics import Occasion, Seen, Survey
+from isoscale.engine.dataset_metrics import EvaluatedDataset, Occasion, Seen
 from isoscale.science.electronic import Snapshots
 from isoscale.science.electronic.integrals import EnergyGrid
 from isoscale.science.electronic.physics import METRICS, Measurement
@@ -40,7 +40,7 @@ def raw_predictions(run: isoscale.Run, folder: Path, name: str) -> tuple[np.ndar
     return outputs * scale + target.min(), float(scale)
 
 
-class Predicted(Survey):
+class Predicted(EvaluatedDataset):
     """A look at snapshots b and c, as if their LDOS had been predicted but for a factor."""
 
     device = torch.device("cpu")
@@ -106,8 +106,8 @@ class TestUnknown:
     def test_a_prediction_that_leaves_one_snapshot_unknown_has_no_mean_and_the_others_have_their_values(
         self, folder: Path
     ) -> None:
-        survey = Predicted(folder, b=1.01, c=0.1)
-        measurement = Measurement(survey, EnergyGrid(made.SIZE, made.SPACING, made.OFFSET), True, list(METRICS))
+        dataset = Predicted(folder, b=1.01, c=0.1)
+        measurement = Measurement(dataset, EnergyGrid(made.SIZE, made.SPACING, made.OFFSET), True, list(METRICS))
         expected = made.errors(1.01 * made.ldos(1), made.ldos(1))
         for metric in ("band_energy", "density"):
             mean, b, c = (value for _, value in measurement.named(metric))
@@ -190,7 +190,7 @@ class TestWatching:
         run = trained(folder, tmp_path / "a", **keys)
         assert run.summary()["epoch"] == 3
         assert run.summary()["best"]["step"] == 9 and run.has_best
-        assert isoscale.test(run, role="val")["val/band_energy"] == pytest.approx(run.metrics["val/band_energy"])
+        assert isoscale.test(run, split="val")["val/band_energy"] == pytest.approx(run.metrics["val/band_energy"])
 
     def test_evaluations_in_the_middle_of_an_epoch_measure_once_in_a_while_too(
         self, folder: Path, tmp_path: Path

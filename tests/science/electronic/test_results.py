@@ -27,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[isoscale.Run, Pat
 @pytest.fixture(scope="module")
 def shown(trained: Any) -> dict[str, Any]:
     """The pictures of the validation snapshots."""
-    return isoscale.exhibits(trained[0])
+    return isoscale.figures(trained[0])
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ class TestPictures:
         assert isinstance(points, ParityPoints) and points.names == ["b", "c"]
         energies = [made.Physics(made.ldos(seed)).band_energy / made.NUM_ATOMS for seed in (1, 2)]
         np.testing.assert_allclose(points.true, energies, rtol=1e-5)
-        predicted = isoscale.predict(trained[0], role="val")
+        predicted = isoscale.predict(trained[0], split="val")
         energies = [made.Physics(predicted[f"{name}.ldos"].numpy()).band_energy / made.NUM_ATOMS for name in "bc"]
         np.testing.assert_allclose(points.predicted, energies, rtol=1e-4)
         assert np.abs(points.predicted - points.true).max() > 1e-3

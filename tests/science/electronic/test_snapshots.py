@@ -149,7 +149,7 @@ def test_snapshots_without_targets_are_predicted(shared: Path, tmp_path: Path):
     (tmp_path / "new.in.npy").symlink_to(folder / "Be_snapshot3.in.npy")
     keys = {"train__steps": 2, "task__physics": None, "data__predict": [str(tmp_path / "new")]}
     run = train(tmp_path / "run", "electronic/be2", data__path=str(folder), **keys)
-    new, known = (isoscale.predict(run, role=role) for role in ("predict", "test"))
+    new, known = (isoscale.predict(run, split=split) for split in ("predict", "test"))
     assert torch.equal(new["new.ldos"], known["Be_snapshot3.ldos"])
     with pytest.raises(UserError, match=r"data\.train must say what one looks like"):
         Snapshots(predict=["new"], path=str(tmp_path))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.rng import StepRandom
 from isoscale.errors import UserError
 from isoscale.science.images import Crop, Cutout, Flip, Rotate
@@ -28,7 +28,7 @@ def augmented(change: Any, samples: list[int], step: int = 0, seed: int = 0, ima
     random = StepRandom(seed)
     random.steps_per_epoch = 5
     random.step, random.samples = step, torch.tensor(samples)
-    with keyed.use(random):
+    with rng.use(random):
         return change({"input": images[samples]})["input"]
 
 
@@ -46,7 +46,7 @@ class TestAll:
         assert not torch.equal(first, augmented(change, list(range(40)), step=5))
 
     def test_an_evaluation_sees_the_images_as_they_are(self, change: Any) -> None:
-        with keyed.use(None):
+        with rng.use(None):
             assert change({"input": IMAGES, "target": 3})["input"] is IMAGES
 
     def test_it_keeps_shape_and_dtype_and_its_input(self, change: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_rotation_of_a_wide_image_does_not_stretch_it() -> None:
 def test_two_of_a_kind_draw_for_themselves() -> None:
     random = StepRandom(0)
     random.samples = torch.arange(40)
-    with keyed.use(random):
+    with rng.use(random):
         once = Cutout(3)({"input": IMAGES})
         twice = Cutout(3)(once)
     assert (twice["input"] == 0).sum() > (once["input"] == 0).sum()

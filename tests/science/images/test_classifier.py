@@ -13,7 +13,7 @@ import isoscale
 from isoscale.data.sources import Subset, TensorSource
 from isoscale.errors import UserError
 from isoscale.observe.figures import Matrix, Pictures, PrecisionRecall
-from isoscale.runs.inference import exhibits
+from isoscale.runs.inference import figures
 from isoscale.science.images import Classifier
 from isoscale.science.images.classifier import VARIANTS, as_pixels
 from tests.helpers import train
@@ -24,19 +24,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> isoscale.Run:
     return train(tmp_path_factory.mktemp("classifier") / "run", train__epochs=3)
 
 
-def truth(run: isoscale.Run, role: str) -> torch.Tensor:
-    source = getattr(run.data(), role)
+def truth(run: isoscale.Run, split: str) -> torch.Tensor:
+    source = getattr(run.data(), split)
     return source.fetch(torch.arange(len(source)))["target"]
 
 
-@pytest.mark.parametrize("role", ["val", "test"])
-def test_scores_of_a_run_are_scikit_learns(run: isoscale.Run, role: str) -> None:
-    found = isoscale.test(run, role=role)
-    target, predicted = truth(run, role), isoscale.predict(run, role=role)["class"]
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_scores_of_a_run_are_scikit_learns(run: isoscale.Run, split: str) -> None:
+    found = isoscale.test(run, split=split)
+    target, predicted = truth(run, split), isoscale.predict(run, split=split)["class"]
     expected = theirs.precision_recall_fscore_support(target, predicted, average="macro", zero_division=0)
     for name, value in zip(("precision", "recall", "f1"), expected, strict=False):
-        assert found[f"{role}/{name}"] == pytest.approx(value, abs=1e-6)
-    assert found[f"{role}/accuracy"] == pytest.approx(theirs.accuracy_score(target, predicted), abs=1e-6)
+        assert found[f"{split}/{name}"] == pytest.approx(value, abs=1e-6)
+    assert found[f"{split}/accuracy"] == pytest.approx(theirs.accuracy_score(target, predicted), abs=1e-6)
 
 
 def test_scores_do_not_depend_on_the_batches_of_the_evaluation(run: isoscale.Run, tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_training_logs_no_tally(run: isoscale.Run) -> None:
 
 
 def test_it_shows_confusion_curves_and_predictions(run: isoscale.Run) -> None:
-    shown = exhibits(run, role="test")
-    target, outputs = truth(run, "test"), isoscale.predict(run, role="test")
+    shown = figures(run, split="test")
+    target, outputs = truth(run, "test"), isoscale.predict(run, split="test")
     matrix, curves, pictures = (shown[name] for name in ("confusion", "precision_recall", "predictions"))
     assert isinstance(matrix, Matrix) and isinstance(curves, PrecisionRecall) and isinstance(pictures, Pictures)
     np.testing.assert_array_equal(matrix.counts, theirs.confusion_matrix(target, outputs["class"]))

@@ -61,7 +61,7 @@ def test_whitened_patches_are_uncorrelated_with_equal_variance() -> None:
 def test_the_first_layer_of_fastnet_is_measured_and_not_trained() -> None:
     network = FastNet(widths=(8, 8, 8))
     images = torch.randn(50, 3, 32, 32)
-    network.measure(lambda count: images[:count])
+    network.fit_statistics(lambda count: images[:count])
     torch.testing.assert_close(network.whiten.weight, whitening(images))
     assert not network.whiten.weight.requires_grad
     assert network(images).shape == (50, 10)

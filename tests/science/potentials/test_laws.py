@@ -24,7 +24,7 @@ def small(water: Path) -> dict[str, Any]:
     """A recipe for a network so small that a step takes little time, and everything that it takes to be right."""
     descriptor = {"class": "se_e2_a", "sel": [46, 92], "cutoff": 4.0, "widths": [4, 8], "axis_width": 2}
     model = {"class": "deep_potential", "types": ["O", "H"], "descriptor": descriptor, "fitting_widths": [8, 8]}
-    systems = {role: [str(water / name) for name in names] for role, names in ROLES.items()}
+    systems = {split: [str(water / name) for name in names] for split, names in SPLITS.items()}
     return {
         "seed": 3,
         "task": {"class": "potential", "model": model, "statistics_frames": 2},
@@ -45,7 +45,7 @@ def small(water: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-ROLES = {"train": ("data_0", "data_1"), "val": ("data_3",)}
+SPLITS = {"train": ("data_0", "data_1"), "val": ("data_3",)}
 
 
 @pytest.fixture(scope="module")

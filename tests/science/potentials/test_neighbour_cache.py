@@ -42,10 +42,10 @@ class Ranks:
     """Processes that are threads, which hear each other."""
 
     def __init__(self, rank: int, world: int, barrier: threading.Barrier, heard: list[Any]) -> None:
-        self.rank, self.world = rank, world
+        self.rank, self.world_size = rank, world
         self._barrier, self._heard = barrier, heard
 
-    def hear(self, value: Any, what: str = "") -> list[Any]:
+    def all_gather(self, value: Any, what: str = "") -> list[Any]:
         self._heard[self.rank] = value
         self._barrier.wait(30)
         values = list(self._heard)
@@ -187,9 +187,9 @@ def test_ranks_share_the_work_and_get_the_same(tmp_path: Path, cache: Path, look
 def test_frames_are_shared_out_evenly_and_each_once():
     class Rank:
         def __init__(self, rank: int) -> None:
-            self.rank, self.world = rank, 3
+            self.rank, self.world_size = rank, 3
 
-        def hear(self, value: Any, what: str = "") -> list[Any]:
+        def all_gather(self, value: Any, what: str = "") -> list[Any]:
             raise AssertionError
 
     cuts = [list(shares([4, 1, 5], Rank(rank))) for rank in range(3)]

@@ -133,7 +133,7 @@ class TestFiles:
 
     def test_what_is_no_atom_has_no_force(self, run: isoscale.Run, folder: Path) -> None:
         data = AtomicSystems(test=[str(folder / "virtual")])
-        force = isoscale.predict(run, data=data, role="predict")["virtual.force"]
+        force = isoscale.predict(run, data=data, split="predict")["virtual.force"]
         assert force.shape == (2, 5, 3)
         is_atom = force.abs().sum(2) > 0
         assert is_atom.tolist() == [[True, False, True, False, True], [False, False, False, True, True]]
@@ -200,7 +200,7 @@ class TestErrors:
 
 class TestPictures:
     def test_all_energies_and_forces_are_counted(self, tested: Measured) -> None:
-        energies, forces = (tested.exhibits[f"{label}_parity"] for label in ("energy", "force"))
+        energies, forces = (tested.figures[f"{label}_parity"] for label in ("energy", "force"))
         assert isinstance(energies, Parity) and isinstance(forces, Parity)
         assert energies.counts.sum() == 7
         assert forces.counts.sum() == 3 * (3 * 3 + 4 * 5)
@@ -276,7 +276,7 @@ def test_a_run_without_test_data_says_how_it_can_be_tested(
 ) -> None:
     paths = [str(folder / "small")]
     run = isoscale.train(RECIPE, tmp_path / "run", **{"data.train": paths, "data.val": paths, "train.device": "cpu"})
-    words = f"isoscale test {run.path} --role val"
+    words = f"isoscale test {run.path} --split val"
     assert words in capsys.readouterr().out
     assert "val/force_rmse" in called(*words.split()[1:])
     assert "--systems PATH" in called("test", str(run.path), code=2)

@@ -15,11 +15,11 @@ from torch import Tensor
 
 import isoscale
 from isoscale.engine.metrics.accumulators import Recorder, means
-from isoscale.engine.step.context import Stage
+from isoscale.engine.step.context import StepContext
 from isoscale.errors import UserError
 from isoscale.science.potentials import DeepPotential, Potential, SeE2A
 from isoscale.science.potentials.geometry import Edges
-from isoscale.science.potentials.statistics import measure
+from isoscale.science.potentials.statistics import fit_statistics
 from tests.helpers import train
 from tests.science.potentials.made_systems import CUTOFF, TYPES, Alone, arrays, opened, write
 from tests.science.potentials.test_neighbour_cache import Ranks, together
@@ -35,7 +35,7 @@ def evaluated(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The terms of the loss, and what is logged, as people see it."""
     recorder = Recorder(torch.device("cpu"))
-    found = Stage(stage, task, recorder)
+    found = StepContext(stage, task, recorder)
     found.enter()
     terms = found.method(batch, 0)
     found.flush(len(batch["energy"]))
@@ -103,10 +103,10 @@ class TestErrors:
         recorded = []
         for system in data.systems:
             task, recorder = Potential(model(), ["energy", "force", "virial"]), Recorder(torch.device("cpu"))
-            stage = Stage("val", task, recorder)
-            stage.enter()
+            context = StepContext("val", task, recorder)
+            context.enter()
             task.validation_step(system.fetch(torch.arange(2)), 0)
-            stage.flush(2)
+            context.flush(2)
             recorded.append(recorder.recorded)
         assert recorded[0] == recorded[1]
 
@@ -124,7 +124,9 @@ class TestErrors:
     def test_what_is_prepared_once_has_the_bits_of_every_step(self, tmp_path: Path) -> None:
         batch = everything(tmp_path).fetch(torch.arange(4))
         task = Potential(model(), ["energy", "force", "virial"])
-        alone = [task.prepare({key: value[number : number + 1] for key, value in batch.items()}) for number in range(4)]
+        alone = [
+            task.precompute({key: value[number : number + 1] for key, value in batch.items()}) for number in range(4)
+        ]
         prepared = {key: torch.cat([each[key] for each in alone]) for key in alone[0]}
         assert "coord" not in prepared
         stored, kept = (evaluated(task, each, "train")[0] for each in (batch, prepared))
@@ -134,7 +136,7 @@ class TestErrors:
 class TestStatistics:
     def test_are_those_of_all_slots_of_all_atoms(self, tmp_path: Path) -> None:
         source, found = everything(tmp_path), model()
-        measure(found, training(source), 4, None)
+        fit_statistics(found, training(source), 4, None)
         batch = source.fetch(torch.arange(4))
         edges, descriptor = Edges.of(batch, 2, CUTOFF), found.descriptor
         assert isinstance(descriptor, SeE2A)
@@ -149,7 +151,7 @@ class TestStatistics:
 
     def test_energies_of_lone_atoms_are_the_smallest_that_explain_the_frames(self, tmp_path: Path) -> None:
         source, found = everything(tmp_path), model()
-        measure(found, training(source), 4, None)
+        fit_statistics(found, training(source), 4, None)
         mean = float(source.fetch(torch.arange(4))["energy"].mean())
         assert found.energy_bias.tolist() == pytest.approx([mean * 2 / 13, mean * 3 / 13])
 
@@ -159,24 +161,24 @@ class TestStatistics:
 
         def work(ranks: Ranks) -> dict[str, Tensor]:
             found = model()
-            measure(found, training(source, ranks), 10, None)
+            fit_statistics(found, training(source, ranks), 10, None)
             return dict(found.named_buffers())
 
         alone = model()
-        measure(alone, training(source), 10, None)
+        fit_statistics(alone, training(source), 10, None)
         for each in together(world, work):
             assert all(torch.equal(value, each[name]) for name, value in alone.named_buffers())
 
     def test_are_kept_in_a_file_for_others(self, tmp_path: Path) -> None:
         source, path, said = everything(tmp_path), tmp_path / "new" / "statistics.hdf5", []
         first = model()
-        measure(first, training(source, said=said), 4, path)
+        fit_statistics(first, training(source, said=said), 4, path)
         with h5py.File(path, "r+") as file:
             file["energy_bias"][:] = 7.0
         again = model()
-        measure(again, training(source, said=said), 4, path)
+        fit_statistics(again, training(source, said=said), 4, path)
         assert again.energy_bias.tolist() == [7.0, 7.0] and not said
-        measure(again, training(source, said=said), 3, path)
+        fit_statistics(again, training(source, said=said), 3, path)
         assert again.energy_bias.tolist() != [7.0, 7.0] and "measured anew" in said[0]
 
     def test_may_be_written_by_several_runs_at_the_same_time(self, tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ class TestStatistics:
         def work() -> None:
             found = model()
             barrier.wait()
-            measure(found, training(source, said=said), 4, path)
+            fit_statistics(found, training(source, said=said), 4, path)
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -195,7 +197,7 @@ class TestStatistics:
             thread.join()
         assert not said and [each.name for each in tmp_path.glob("*statistics*")] == [path.name]
         alone = model()
-        measure(alone, training(source), 4, None)
+        fit_statistics(alone, training(source), 4, None)
         with h5py.File(path) as file:
             assert set(file) == {"descriptor.mean", "descriptor.scale", "energy_bias"}
             assert all(np.array_equal(file[name], dict(alone.named_buffers())[name]) for name in file)
@@ -205,20 +207,20 @@ class TestStatistics:
         with h5py.File(path, "w") as file:
             file["O H/r_0"] = 1.0
         before = path.read_bytes()
-        measure(model(), training(everything(tmp_path), said=said), 4, path)
+        fit_statistics(model(), training(everything(tmp_path), said=said), 4, path)
         assert path.read_bytes() == before and "another program" in said[0]
         path.write_text("no such file")
         with pytest.raises(UserError, match="cannot read"):
-            measure(model(), training(everything(tmp_path), said=said), 4, path)
+            fit_statistics(model(), training(everything(tmp_path), said=said), 4, path)
         (tmp_path / "statistics" / "O H").mkdir(parents=True)
-        measure(model(), training(everything(tmp_path), said=said), 4, tmp_path / "statistics")
+        fit_statistics(model(), training(everything(tmp_path), said=said), 4, tmp_path / "statistics")
         assert "another program" in said[-1]
 
     def test_in_a_file_are_not_those_of_atoms_that_have_become_others(self, tmp_path: Path) -> None:
         source, path, said = opened(write(tmp_path / "a", types=(0, 0, 1, 1, 1))), tmp_path / "statistics.hdf5", []
-        measure(model(), training(source.train, said=said), 3, path)
+        fit_statistics(model(), training(source.train, said=said), 3, path)
         source = opened(write(tmp_path / "a", types=(0, 1, 1, 1, 1)))
-        measure(model(), training(source.train, said=said), 3, path)
+        fit_statistics(model(), training(source.train, said=said), 3, path)
         assert "measured anew" in said[0]
 
 

@@ -72,7 +72,7 @@ class DeviceFeed:
                 left.append(transform)
         return left
 
-    def prepare(self, make: Callable[[Batch], Batch], memory: int) -> None:
+    def precompute(self, make: Callable[[Batch], Batch], memory: int) -> None:
         """Keep what `make` makes of samples, each by itself, instead of the samples, if it takes little of `memory`."""
         count = len(tensors_of(self._resident)[0])
         with torch.no_grad():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.engine.metrics.torchmetrics import is_metric
 from isoscale.observe.events import Layer
 from isoscale.observe.figures import Network
@@ -82,7 +82,7 @@ def _watched(module: nn.Module) -> Iterator[_Seen]:
     modes = {child: child.training for child in module.modules()}
     module.eval()
     try:
-        with torch.no_grad(), keyed.use(None):
+        with torch.no_grad(), rng.use(None):
             yield seen
     finally:
         for handle in handles:

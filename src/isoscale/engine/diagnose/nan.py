@@ -14,7 +14,7 @@ from isoscale.data.feeds.feed import Part
 from isoscale.data.sources import locate
 from isoscale.engine.diagnose.profile import Profile
 from isoscale.engine.diagnose.reproducer import write_reproducer
-from isoscale.engine.diagnose.trace import Origin, Watch
+from isoscale.engine.diagnose.trace import Origin, Tracer
 from isoscale.engine.state.checkpoint import State
 from isoscale.engine.step.step import loss_terms
 from isoscale.engine.trainer import Trainer
@@ -129,7 +129,7 @@ class _Replay:
     """Whether every step starts from the first state: what a latch does to the steps after a bad one."""
     finding: Finding | None = None
     state: State | None = None
-    watch: Watch | None = None
+    watch: Tracer | None = None
     profile: Profile | None = field(default=None)
 
     def __post_init__(self) -> None:
@@ -161,14 +161,14 @@ class _Replay:
     def _is_bad(self) -> bool:
         parts = self.engine.parts
         latched = bool(parts.registry.tensors()["latch/latch"])
-        loss = parts.train_stage.recorder.read().pairs().get("loss", (0.0, 0.0))[0]
+        loss = parts.train_context.recorder.read().pairs().get("loss", (0.0, 0.0))[0]
         return latched or not math.isfinite(loss) or not all(map(_is_finite, parts.task.parameters()))
 
     def _find(self, number: int, state: State) -> None:
         """Run a step under the watch."""
         step = self.engine.parts.step
         assert step is not None
-        forward, watch = step.forward, Watch(self.engine.parts.task)
+        forward, watch = step.forward, Tracer(self.engine.parts.task)
         step.forward = _WatchedForward(forward, watch)  # type: ignore[assignment]
         forward.mark, forward.compute = watch.mark, watch.computing(forward.compute)
         with watch:
@@ -177,7 +177,7 @@ class _Replay:
         self.state, self.watch = state, watch
         self.finding = self._finding(number, watch, state)
 
-    def _finding(self, number: int, watch: Watch, state: State) -> Finding:
+    def _finding(self, number: int, watch: Tracer, state: State) -> Finding:
         origin, train = watch.blamed, self.engine.train
         part = watch.parts[origin.part if origin else 0]
         rows = origin.rows if origin else None
@@ -193,7 +193,7 @@ class _Replay:
 class _WatchedForward:
     """A forward pass that tells a watch which part is computed, and what its loss is."""
 
-    def __init__(self, forward: Any, watch: Watch) -> None:
+    def __init__(self, forward: Any, watch: Tracer) -> None:
         self._forward = forward
         self._watch = watch
 

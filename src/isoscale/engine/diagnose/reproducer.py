@@ -18,17 +18,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from isoscale.data import rng as keyed
+from isoscale.data import rng
 from isoscale.data.batches import Batch, to_device
 from isoscale.data.rng import StepRandom
 from isoscale.engine import device as accelerators
 from isoscale.engine.build import place
-from isoscale.engine.diagnose.trace import Origin, Part, Watch
+from isoscale.engine.diagnose.trace import Origin, Part, Tracer
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.precision import Precision
 from isoscale.engine.state.registry import copy_weights
 from isoscale.engine.state.tensor_files import save_tensors
-from isoscale.engine.step.context import Stage
+from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.step import loss_terms
 from isoscale.parallel.serialize import put_together, take_apart
 from isoscale.system.files import own_folder
@@ -93,19 +93,19 @@ class Case:
         self._samples = tensors.pop("samples").to(found.device)
         self.batch: Batch = to_device(put_together(self._needed["batch"], tensors), found.device)
         self.batch_idx: int = self._needed["batch_idx"]
-        self._stage = Stage("train", task, Recorder(found.device))
-        self._watch = Watch(task)
+        self._context = StepContext("train", task, Recorder(found.device))
+        self._watch = Tracer(task)
 
     def __enter__(self) -> "Case":
         """Everything around the step as it was: precision, randomness, `self.log`."""
         random = StepRandom(self._needed["seed"])
         random.steps_per_epoch = self._needed["steps_per_epoch"]
         random.step, random.samples = self._needed["number"], self._samples
-        self._stage.enter()
+        self._context.enter()
         with ExitStack() as stack:
-            stack.callback(self._stage.leave)
+            stack.callback(self._context.leave)
             stack.enter_context(self._precision.applied())
-            stack.enter_context(keyed.use(random))
+            stack.enter_context(rng.use(random))
             stack.enter_context(self._watch)
             stack.enter_context(self._precision.autocast())
             self._watch.begin(self.batch, self._samples)

@@ -109,7 +109,7 @@ class Part:
 
 
 @dataclass
-class Watch:
+class Tracer:
     """Follows what is not finite through the operations of a step."""
 
     task: nn.Module
@@ -128,8 +128,8 @@ class Watch:
         """Memory of tensors that were computed from the batch, row by row."""
         self._parameters = {_storage(tensor): name for name, tensor in _state(self.task)}
 
-    def __enter__(self) -> "Watch":
-        """Watch from here on."""
+    def __enter__(self) -> "Tracer":
+        """Tracer from here on."""
         with ExitStack() as stack:
             stack.enter_context(_Mode(self))
             hooks = (
@@ -147,7 +147,7 @@ class Watch:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Watch no more."""
+        """Tracer no more."""
         self._stack.close()
 
     def mark(self, phase: str) -> None:
@@ -269,7 +269,7 @@ class Watch:
 class _Mode(TorchDispatchMode):
     """Shows operations to a watch."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Tracer) -> None:
         super().__init__()
         self._watch = watch
 

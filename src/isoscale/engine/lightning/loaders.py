@@ -182,17 +182,17 @@ def _is_plain_random(sampler: Any) -> bool:
 class LoadedData:
     """The loaders of a LightningDataModule, of a module's own methods, or given one by one.
 
-    A data module is prepared once, and set up for a stage when a role of that stage is first asked for.
+    A data module is prepared once, and set up for a stage when a split of that stage is first asked for.
     """
 
-    def __init__(self, data: Any, ranks: Ranks = ALONE, role: str = "train") -> None:
-        """The loaders that `data` gives, or the one of `role` that it is."""
+    def __init__(self, data: Any, ranks: Ranks = ALONE, split: str = "train") -> None:
+        """The loaders that `data` gives, or the one of `split` that it is."""
         self.owner = data
         self._ranks = ranks
         self._loaders: dict[str, Loaded | None] = {}
         self._stages: list[str] = []
         if isinstance(data, DataLoader):
-            self._loaders = {**dict.fromkeys(_METHODS), role: Loaded(data)}
+            self._loaders = {**dict.fromkeys(_METHODS), split: Loaded(data)}
             return
         overridden = [name for name in _REFUSED_HOOKS if overrides(data, name) and not hasattr(data, "training_step")]
         if overridden:
@@ -201,23 +201,23 @@ class LoadedData:
                 "module; move that code into on_after_batch_transfer of the module, or into the collate function"
             )
 
-    def role(self, name: str) -> Loaded | None:
-        """The loader of a role, if there is one."""
+    def split(self, name: str) -> Loaded | None:
+        """The loader of a split, if there is one."""
         if name not in self._loaders:
             self._loaders[name] = self._load(name)
         return self._loaders[name]
 
     def offers(self, name: str) -> bool:
-        """Whether there is a loader of a role, as far as can be told without making it."""
+        """Whether there is a loader of a split, as far as can be told without making it."""
         known = self._loaders.get(name)
         return known is not None or (name not in self._loaders and overrides(self.owner, _METHODS[name]))
 
-    def _load(self, role: str) -> Loaded | None:
+    def _load(self, split: str) -> Loaded | None:
         """Call a loader method, unless it is the framework's own, which only raises."""
-        method = _METHODS[role]
+        method = _METHODS[split]
         if not overrides(self.owner, method):
             return None
-        self._set_up(role)
+        self._set_up(split)
         loader = getattr(self.owner, method)()
         if isinstance(loader, list | tuple | dict):
             loaders = list(loader.values()) if isinstance(loader, dict) else list(loader)
@@ -226,8 +226,8 @@ class LoadedData:
             loader = loaders[0] if loaders else None
         return None if loader is None else Loaded(loader, method)
 
-    def _set_up(self, role: str) -> None:
-        stage = {"train": "fit", "val": "fit" if "fit" in self._stages else "validate"}.get(role, role)
+    def _set_up(self, split: str) -> None:
+        stage = {"train": "fit", "val": "fit" if "fit" in self._stages else "validate"}.get(split, split)
         if stage in self._stages:
             return
         if not self._stages:

@@ -11,7 +11,7 @@ from isoscale.data.batches import Plan
 from isoscale.engine.config import Train
 from isoscale.engine.lightning.module import clip_gradients
 from isoscale.engine.metrics.accumulators import Recorder
-from isoscale.engine.optim.ema import Average
+from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.optimizers import set_lr
 from isoscale.engine.optim.schedules import LearningRate
 from isoscale.engine.precision import Precision
@@ -35,7 +35,7 @@ def check(plan: Plan, train: Train, precision: Precision) -> None:
             raise UserError(f"the task updates its weights itself (manual optimisation), and {words}")
 
 
-class Together:
+class SharedUpdates:
     """Several ranks that share the batches of a task which updates its weights itself.
 
     The gradients of a rank are of a mean over its share of the batch, and count by its size: they are averaged before
@@ -44,10 +44,10 @@ class Together:
 
     def __init__(self, ranks: Ranks, plan: Plan, recorder: Recorder, optimizers: list[Any], task: nn.Module) -> None:
         """Average before the updates of `optimizers`, which must be all that update the parameters of `task`."""
-        if plan.smallest < ranks.world:
+        if plan.smallest < ranks.world_size:
             raise UserError(
                 f"the task updates its weights itself (manual optimisation), and a batch of {plan.smallest} samples "
-                f"does not reach all {ranks.world} ranks; use data.drop_last=true or another data.batch_size"
+                f"does not reach all {ranks.world_size} ranks; use data.drop_last=true or another data.batch_size"
             )
         self._ranks, self._plan, self._recorder = ranks, plan, recorder
         self.weight = 1.0
@@ -105,7 +105,7 @@ class Together:
             if loss is None:
                 return None
             mean = torch.as_tensor(loss).detach().double() * self.weight
-            self._ranks.sum_(mean, "the loss of all ranks")
+            self._ranks.all_reduce(mean, "the loss of all ranks")
             return mean.to(loss.dtype) if isinstance(loss, Tensor) else float(mean)
 
         return (arguments[0], of_all), {key: value for key, value in options.items() if key != "closure"}
@@ -118,7 +118,7 @@ class Together:
         buffer = Buffer(gradients)
         buffer.fill([gradient * self.weight for gradient in gradients])
         for section in buffer.sections:
-            self._ranks.sum_(section, "the gradients of all ranks")
+            self._ranks.all_reduce(section, "the gradients of all ranks")
         torch._foreach_copy_(gradients, buffer.tensors())
         for owner, mean in zip(owners, gradients, strict=True):
             if owner.grad.is_sparse:
@@ -127,13 +127,13 @@ class Together:
     def end(self) -> None:
         """A step is over."""
         if self._record is not None:
-            self._ranks.sum_(self._record, "the losses of all ranks")
+            self._ranks.all_reduce(self._record, "the losses of all ranks")
             self._recorder.end_shards(self._record)
             self._record = None
 
 
 def before(
-    rate: LearningRate | None, optimizers: list[Any], before_fetch: Callable[[int], None], together: Together
+    rate: LearningRate | None, optimizers: list[Any], before_fetch: Callable[[int], None], together: SharedUpdates
 ) -> Callable[[int], None]:
     """Before a step, set the recipe's learning rate, unless the task has optimizers of its own (`rate` is None)."""
 
@@ -148,8 +148,8 @@ def before(
 
 
 def after(
-    recorder: Recorder, plan: Plan, average: Average | None, after_step: Callable[[int], None] | None,
-    together: Together,
+    recorder: Recorder, plan: Plan, average: EMA | None, after_step: Callable[[int], None] | None,
+    together: SharedUpdates,
 ) -> Callable[[int, Any], None]:  # fmt: skip
     """After a step, record the loss that it returned, if any, and average the weights."""
 

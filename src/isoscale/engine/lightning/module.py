@@ -86,10 +86,10 @@ class TrainerView:
         """`where` tells (epoch, step) between launches."""
         self._where = where
         self.ranks = ranks
-        self.is_global_zero = ranks.is_first
-        self.world_size, self.global_rank, self.local_rank = ranks.world, ranks.rank, ranks.local_rank
+        self.is_global_zero = ranks.is_main
+        self.world_size, self.global_rank, self.local_rank = ranks.world_size, ranks.rank, ranks.local_rank
         self.num_nodes = len(set(ranks.hosts))
-        self.num_devices = ranks.world // self.num_nodes
+        self.num_devices = ranks.world_size // self.num_nodes
         self.node_rank = list(dict.fromkeys(ranks.hosts)).index(ranks.hosts[ranks.rank])
         self.max_steps = self.estimated_stepping_batches = num_steps
         self.num_training_batches = steps_per_epoch

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from isoscale.engine.metrics.weighted_sum import Pair
+from isoscale.engine.metrics.weighted_sum import WeightedSum
 from isoscale.errors import UserError
 
 MAX_NAMES = 256
@@ -54,7 +54,7 @@ class Recorder:
         """Sums and device weights (2, MAX_NAMES)."""
         return self._buffer
 
-    def add(self, name: str, pair: Pair) -> None:
+    def add(self, name: str, pair: WeightedSum) -> None:
         """Add a pair to a name's accumulator; never waits for the device."""
         slot = self._slots.get(name)
         if slot is None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isoscale.engine.metrics.weighted_sum import Pair
+from isoscale.engine.metrics.weighted_sum import WeightedSum
 from isoscale.errors import UserError
 
-Criterion = Callable[..., Pair]
+Criterion = Callable[..., WeightedSum]
 
 
 IGNORED = -100
@@ -45,7 +45,7 @@ def class_numbers(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def check_labels(
-    target: Tensor, role: str, num_classes: int | None, ignored: int | None = IGNORED
+    target: Tensor, split: str, num_classes: int | None, ignored: int | None = IGNORED
 ) -> tuple[int, int] | None:
     """Refuse labels that are not the number of a class, looking at all of them; the lowest and the highest.
 
@@ -54,12 +54,12 @@ def check_labels(
     if not target.numel() or (target.is_floating_point() and target.dim() > 1 and target.shape[1] != 1):
         return None
     if target.is_complex():
-        raise UserError(f"the labels of the {role} data are {_dtype(target)}; expected whole numbers from 0")
+        raise UserError(f"the labels of the {split} data are {_dtype(target)}; expected whole numbers from 0")
     if target.is_floating_point():
         broken = target[target != target.round()].flatten()
         if len(broken):
             raise UserError(
-                f"the labels of the {role} data are {_dtype(target)}, and {float(broken[0]):g} is among them; expected "
+                f"the labels of the {split} data are {_dtype(target)}, and {float(broken[0]):g} is among them; expected "
                 "whole numbers, one for each class from 0; for values that are to be predicted, use loss: mse"
             )
     labels = target.to(torch.int64)
@@ -68,14 +68,14 @@ def check_labels(
         return None
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or (num_classes is not None and high >= num_classes):
-        raise UserError(_out_of_range(role, low, high, num_classes, ignored))
+        raise UserError(_out_of_range(split, low, high, num_classes, ignored))
     return low, high
 
 
-def _out_of_range(role: str, low: int, high: int, num_classes: int | None, ignored: int | None = None) -> str:
+def _out_of_range(split: str, low: int, high: int, num_classes: int | None, ignored: int | None = None) -> str:
     has = "" if num_classes is None else f"the model has {num_classes} classes, "
     are = "classes are numbered" if num_classes is None else "numbered"
-    text = f"the labels of the {role} data run from {low} to {high}, but {has}{are} from 0; "
+    text = f"the labels of the {split} data run from {low} to {high}, but {has}{are} from 0; "
     if low >= 0:
         return f"{text}set the size of its last layer to {high + 1} or correct the labels"
     return f"{text}correct the labels" + (
@@ -83,10 +83,10 @@ def _out_of_range(role: str, low: int, high: int, num_classes: int | None, ignor
     )
 
 
-def check_scores(prediction: Tensor, role: str, found: tuple[int, int] | None) -> None:
+def check_scores(prediction: Tensor, split: str, found: tuple[int, int] | None) -> None:
     """Refuse scores for fewer classes than the labels have; `found` is what `check_labels` returned."""
     if found is not None and prediction.dim() > 1 and found[1] >= prediction.shape[1]:
-        raise UserError(_out_of_range(role, *found, prediction.shape[1]))
+        raise UserError(_out_of_range(split, *found, prediction.shape[1]))
 
 
 def _dtype(tensor: Tensor) -> str:
@@ -102,7 +102,7 @@ def _whole(loss: Tensor, target: Tensor, labels: Tensor) -> Tensor:
 
 def cross_entropy(
     prediction: Tensor, target: Tensor, weight: Tensor | None = None, label_smoothing: float = 0.0
-) -> Pair:
+) -> WeightedSum:
     """Cross entropy of class scores (batch, classes, …); with class weights, their sum is the pair's weight.
 
     That holds for probabilities too, so that one-hot labels and their numbers have the same loss.
@@ -110,19 +110,19 @@ def cross_entropy(
     labels = class_labels(prediction, target)
     if weight is None:
         mean = functional.cross_entropy(prediction, labels, label_smoothing=label_smoothing)
-        return Pair.of_mean(_whole(mean, target, labels), target.shape[0])
+        return WeightedSum.of_mean(_whole(mean, target, labels), target.shape[0])
     if len(weight) != prediction.shape[1]:
         raise UserError(
             f"there are {len(weight)} class weights, but the model has {prediction.shape[1]} classes; give one for each"
         )
     total = functional.cross_entropy(prediction, labels, weight, reduction="sum", label_smoothing=label_smoothing)
     if labels.is_floating_point():
-        return Pair(total, (labels.movedim(1, -1) * weight).sum())
+        return WeightedSum(total, (labels.movedim(1, -1) * weight).sum())
     weights = weight[labels.clamp(min=0)]
-    return Pair(_whole(total, target, labels), torch.where(labels == IGNORED, 0, weights).sum())
+    return WeightedSum(_whole(total, target, labels), torch.where(labels == IGNORED, 0, weights).sum())
 
 
-def nll(prediction: Tensor, target: Tensor) -> Pair:
+def nll(prediction: Tensor, target: Tensor) -> WeightedSum:
     """Negative log likelihood of log probabilities (batch, classes, …)."""
     labels = class_labels(prediction, target)
     if labels.is_floating_point():
@@ -130,10 +130,10 @@ def nll(prediction: Tensor, target: Tensor) -> Pair:
             f"nll needs the number of a class for each sample, but the targets have a column for each class, "
             f"{tuple(target.shape)}; use their argmax(1), or loss: kl"
         )
-    return Pair.of_mean(_whole(functional.nll_loss(prediction, labels), target, labels), target.shape[0])
+    return WeightedSum.of_mean(_whole(functional.nll_loss(prediction, labels), target, labels), target.shape[0])
 
 
-def accuracy(prediction: Tensor, target: Tensor) -> Pair:
+def accuracy(prediction: Tensor, target: Tensor) -> WeightedSum:
     """Share of samples whose highest score is that of the right class, or of the most probable one."""
     if prediction.dim() < 2 or prediction.shape[1] == 1:
         raise UserError(
@@ -141,7 +141,7 @@ def accuracy(prediction: Tensor, target: Tensor) -> Pair:
             f"{tuple(prediction.shape)}; for two classes with one score, use torchmetrics.Accuracy(task='binary')"
         )
     labels = class_numbers(prediction, target)
-    return Pair((prediction.argmax(1) == labels).sum(), labels.numel())
+    return WeightedSum((prediction.argmax(1) == labels).sum(), labels.numel())
 
 
 def as_numbers(prediction: Tensor, target: Tensor) -> Tensor:
@@ -156,15 +156,15 @@ def as_numbers(prediction: Tensor, target: Tensor) -> Tensor:
     return target.to(torch.promote_types(prediction.dtype, torch.float32))
 
 
-def _regression(function: Callable[..., Tensor]) -> Callable[..., Pair]:
-    def criterion(prediction: Tensor, target: Tensor, **arguments: Any) -> Pair:
+def _regression(function: Callable[..., Tensor]) -> Callable[..., WeightedSum]:
+    def criterion(prediction: Tensor, target: Tensor, **arguments: Any) -> WeightedSum:
         if prediction.shape != target.shape:
             raise UserError(
                 f"prediction {tuple(prediction.shape)} and target {tuple(target.shape)} have different shapes, "
                 "which would be broadcast against each other; reshape one of them"
             )
         mean = function(prediction, as_numbers(prediction, target), **arguments)
-        return Pair.of_mean(mean, target.shape[0])
+        return WeightedSum.of_mean(mean, target.shape[0])
 
     return criterion
 
@@ -177,7 +177,7 @@ def _mse(prediction: Tensor, target: Tensor) -> Tensor:
 _MEAN = 1
 """As torch counts reductions."""
 
-LOSSES: dict[str, Callable[..., Pair]] = {
+LOSSES: dict[str, Callable[..., WeightedSum]] = {
     "cross_entropy": cross_entropy,
     "mse": _regression(_mse),
     "mae": _regression(functional.l1_loss),
@@ -188,7 +188,7 @@ LOSSES: dict[str, Callable[..., Pair]] = {
     "nll": nll,
     "kl": _regression(lambda prediction, target: functional.kl_div(prediction, target, reduction="batchmean")),
 }
-METRICS: dict[str, Callable[..., Pair]] = {
+METRICS: dict[str, Callable[..., WeightedSum]] = {
     "accuracy": accuracy,
     "mse": LOSSES["mse"],
     "mae": LOSSES["mae"],
@@ -232,7 +232,7 @@ def _returning_pair(function: Callable[..., Any]) -> Criterion:
         )
     of_classes, of_numbers = _is_one(function, _CLASSES), _is_one(function, _NUMBERS)
 
-    def criterion(prediction: Tensor, target: Tensor) -> Pair:
+    def criterion(prediction: Tensor, target: Tensor) -> WeightedSum:
         given = target
         if of_classes:
             given = class_labels(prediction, target)
@@ -248,12 +248,12 @@ def _returning_pair(function: Callable[..., Any]) -> Criterion:
             raise
         if of_classes and isinstance(value, Tensor):
             value = _whole(value, target, given)
-        return as_pair(value, target.shape[0])
+        return as_weighted_sum(value, target.shape[0])
 
     return criterion
 
 
-def _named(name: str, known: dict[str, Callable[..., Pair]], what: str) -> Criterion:
+def _named(name: str, known: dict[str, Callable[..., WeightedSum]], what: str) -> Criterion:
     if name in known:
         return known[name]
     close = get_close_matches(name, known, 1)
@@ -261,21 +261,21 @@ def _named(name: str, known: dict[str, Callable[..., Pair]], what: str) -> Crite
     raise UserError(f"unknown {what} {name!r}: {hint}")
 
 
-def as_pair(value: Any, count: int) -> Pair:
+def as_weighted_sum(value: Any, count: int) -> WeightedSum:
     """A pair from what a step returned or logged: a pair, (sum, weight), or a mean over `count` samples."""
-    if isinstance(value, Pair):
+    if isinstance(value, WeightedSum):
         return value
     if isinstance(value, tuple) and len(value) == 2:
-        return Pair(*value)
+        return WeightedSum(*value)
     if isinstance(value, Tensor) and value.numel() != 1:
         raise UserError(
             f"a loss or metric must be one number, not a tensor of shape {tuple(value.shape)}; take its mean"
         )
     if isinstance(value, Tensor):
-        return Pair.of_mean(value.reshape(()) if value.dim() else value, count)
+        return WeightedSum.of_mean(value.reshape(()) if value.dim() else value, count)
     if not isinstance(value, int | float | np.number | np.ndarray):
         raise UserError(
             f"a loss or metric must be a number, a tensor of one, or a pair, not {type(value).__name__}"
             + (": does the step return its loss?" if value is None else "")
         )
-    return Pair(torch.as_tensor(float(value) * count), count)
+    return WeightedSum(torch.as_tensor(float(value) * count), count)

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from isoscale.engine.config import EarlyStopping
+from isoscale.engine import config
 
 
 @dataclass
-class Best:
+class BestTracker:
     """The best value of a metric so far."""
 
     monitor: str
@@ -39,10 +39,10 @@ class Best:
             self.value, self.step = values["value"], values["step"]
 
 
-class Patience:
+class EarlyStopping:
     """Early stopping: counts evaluations without improvement."""
 
-    def __init__(self, section: EarlyStopping | None) -> None:
+    def __init__(self, section: config.EarlyStopping | None) -> None:
         """Watch what the recipe says; None never stops."""
         self._section = section
         self._best: float | None = None

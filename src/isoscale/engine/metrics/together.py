@@ -10,7 +10,7 @@ from torch import Tensor
 from isoscale.engine.metrics import torchmetrics as metrics
 from isoscale.engine.metrics.accumulators import Recorded
 from isoscale.engine.metrics.weighted_sum import Tally
-from isoscale.engine.step.context import Stage
+from isoscale.engine.step.context import StepContext
 from isoscale.parallel.collectives import Ranks
 from isoscale.parallel.reduction import Reducer
 
@@ -34,19 +34,21 @@ class Kept:
         return cls(Recorded(*recorded), *others)
 
 
-def add_up(stage: Stage, shards: Mapping[int, Tensor], terms: set[str], reducer: Reducer) -> set[str]:
+def add_up(context: StepContext, shards: Mapping[int, Tensor], terms: set[str], reducer: Reducer) -> set[str]:
     """Add what the shards of all ranks recorded; returns the terms of the loss. Each sum is made once, at the end."""
-    recorder, ranks = stage.recorder, reducer.ranks
-    mine = Kept(recorder.recorded, sorted(terms), metrics.paths(stage.task, stage.metrics), _shapes(stage.tallies))
-    every = [Kept.read(*each) for each in ranks.hear(mine.as_tuple(), "what was evaluated")]
+    recorder, ranks = context.recorder, reducer.ranks
+    mine = Kept(
+        recorder.recorded, sorted(terms), metrics.paths(context.task, context.metrics), _shapes(context.tallies)
+    )
+    every = [Kept.read(*each) for each in ranks.all_gather(mine.as_tuple(), "what was evaluated")]
     known = next((kept for kept in every if kept.recorded.names or kept.tallies), mine)
     recorder.agree([kept.recorded for kept in every], shards.values())
     for shard in sorted(shards):
         reducer.add(shard, [shards[shard]])
     recorder.end_shards(reducer.total(lambda: [recorder.fresh()])[0])
     for name, path in known.metrics.items():  # torchmetrics add up themselves, if every rank asks them to
-        stage.metrics.setdefault(name, stage.task.get_submodule(path))
-    _add_tallies(stage, known.tallies, ranks)
+        context.metrics.setdefault(name, context.task.get_submodule(path))
+    _add_tallies(context, known.tallies, ranks)
     return set(known.terms)
 
 
@@ -54,7 +56,7 @@ def agreed_values(values: dict[str, float], recorded: bool, ranks: Ranks) -> dic
     """The values that a rank with samples has found, so that all decide alike."""
     if ranks.alone:
         return values
-    every: list[Any] = ranks.hear(values if recorded else None, "the values of an evaluation")
+    every: list[Any] = ranks.all_gather(values if recorded else None, "the values of an evaluation")
     return next((found for found in every if found is not None), values)
 
 
@@ -62,10 +64,10 @@ def _shapes(tallies: Mapping[str, Tally]) -> dict[str, tuple[torch.Size, torch.d
     return {name: (tally.counts.shape, tally.counts.dtype) for name, tally in tallies.items()}
 
 
-def _add_tallies(stage: Stage, known: Mapping[str, tuple[torch.Size, torch.dtype]], ranks: Ranks) -> None:
+def _add_tallies(context: StepContext, known: Mapping[str, tuple[torch.Size, torch.dtype]], ranks: Ranks) -> None:
     for name, (shape, dtype) in known.items() if not ranks.alone else ():
-        own = stage.tallies.get(name)
-        counts = own.counts.clone() if own else torch.zeros(shape, dtype=dtype, device=stage.recorder.buffer.device)
-        ranks.sum_(counts, "the counts of an evaluation")
+        own = context.tallies.get(name)
+        counts = own.counts.clone() if own else torch.zeros(shape, dtype=dtype, device=context.recorder.buffer.device)
+        ranks.all_reduce(counts, "the counts of an evaluation")
         if own:
-            stage.tallies[name] = Tally(counts, own.finish)
+            context.tallies[name] = Tally(counts, own.finish)

@@ -127,7 +127,7 @@ class MetricStates:
         tensors, values = self.state()
         if self._ranks.alone or not values:
             return tensors, values
-        every = self._ranks.hear((tensors, values), "the metrics of all ranks")
+        every = self._ranks.all_gather((tensors, values), "the metrics of all ranks")
         joined = {}
         for name, metric in self._metrics():
             for key, default in metric._defaults.items():
@@ -146,6 +146,6 @@ class MetricStates:
             self._logged.update(dict.fromkeys(saved["logged"], metric))
             for key, default in metric._defaults.items():
                 stored = tensors.get(saved["shared"].get(key, f"{name}/{key}"))
-                if stored is not None and self._ranks.is_first:
+                if stored is not None and self._ranks.is_main:
                     loaded = stored.to(metric.device, copy=True)
                     setattr(metric, key, loaded if isinstance(default, Tensor) else [loaded])

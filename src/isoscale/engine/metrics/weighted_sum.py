@@ -21,7 +21,7 @@ class Tally:
     """From the total, on the host, to metrics by name."""
 
 
-class Pair:
+class WeightedSum:
     """A sum and its weight. A mean over n samples is the pair (n * mean, n).
 
     Made from a mean, it keeps that mean, so that a batch computed at once costs no more than a plain loss.
@@ -36,7 +36,7 @@ class Pair:
         self.weight = weight
 
     @classmethod
-    def of_mean(cls, mean: Tensor, weight: Tensor | float) -> Pair:
+    def of_mean(cls, mean: Tensor, weight: Tensor | float) -> WeightedSum:
         """The pair of a mean over `weight` samples."""
         return cls(None, weight, mean)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from isoscale.engine.device import Accelerator, Moment
 from isoscale.engine.metrics.accumulators import Reading, means
-from isoscale.engine.step.context import Stage
-from isoscale.engine.step.nan_guard import Soundness
+from isoscale.engine.step.context import StepContext
+from isoscale.engine.step.nan_guard import NanGuard
 from isoscale.errors import UserError
 from isoscale.observe.events import Logged
 from isoscale.observe.observers import Observers
@@ -60,14 +60,14 @@ class Journal:
     """Reads the accumulators of the training stage and tells the observers."""
 
     def __init__(
-        self, stage: Stage, observers: Observers, soundness: Soundness | None, accelerator: Accelerator
+        self, context: StepContext, observers: Observers, nan_guard: NanGuard | None, accelerator: Accelerator
     ) -> None:
-        """A journal of `stage`; what is known of the soundness of steps is read along."""
+        """A journal of `context`; what is known of the nan_guard of steps is read along."""
         self._accelerator = accelerator
-        self._stage = stage
+        self._context = context
         self._observers = observers
-        self._flags = (soundness.latch, soundness.count) if soundness is not None else ()
-        self._soundness = soundness
+        self._flags = (nan_guard.latch, nan_guard.count) if nan_guard is not None else ()
+        self._soundness = nan_guard
         self._mended = self._in_a_row = self._mended_before = 0
         self._pending: _Pending | None = None
         self._before: dict[str, tuple[float, float]] = {}
@@ -109,7 +109,7 @@ class Journal:
     def begin(self, step: int, epoch: int, samples: int, extra: dict[str, float]) -> None:
         """Start reading the window that ends at `step`; it is told at the next `flush`, or at once if it is there."""
         self.flush()
-        reading = self._stage.recorder.read(*self._flags)
+        reading = self._context.recorder.read(*self._flags)
         self._pending = _Pending(step, epoch, samples, reading, self._accelerator.moment(), extra)
         if self._pending.reading.arrived:
             self.flush()
@@ -124,8 +124,8 @@ class Journal:
         self._check(pending.step, pending.reading, values)
         self._tell_mended(pending)
         self._before = pairs
-        shown = self._stage.recorder.shown(values)
-        named = {self._stage.full_name(name): value for name, value in shown.items()}
+        shown = self._context.recorder.shown(values)
+        named = {self._context.full_name(name): value for name, value in shown.items()}
         rate = self._rate(pending)
         self._last = pending.step, pending.samples
         self._observers.notify(Logged(pending.step, pending.epoch, {**named, **pending.extra, **rate}))
@@ -148,7 +148,7 @@ class Journal:
     def check(self, step: int) -> None:
         """Look at the window that is still running: what is about to be saved must be sound."""
         self.flush()
-        reading = self._stage.recorder.read(*self._flags)
+        reading = self._context.recorder.read(*self._flags)
         self._check(step, reading, means(reading.pairs(), self._before))
 
     def _check(self, step: int, reading: Reading, values: dict[str, float]) -> None:
@@ -169,14 +169,14 @@ class Journal:
 
     def epoch_so_far(self) -> dict[str, float]:
         """The means over the running epoch, by the names that they will have and those that Lightning gives."""
-        stage = self._stage
-        values = {**stage.recorder.shown(means(stage.recorder.read().pairs())), **stage.computed_metrics()}
-        named = {f"{stage.full_name(name)}_epoch": value for name, value in values.items()}
-        return {**named, **{name: value for name, value in values.items() if name in stage.of_epoch}}
+        context = self._context
+        values = {**context.recorder.shown(means(context.recorder.read().pairs())), **context.computed_metrics()}
+        named = {f"{context.full_name(name)}_epoch": value for name, value in values.items()}
+        return {**named, **{name: value for name, value in values.items() if name in context.of_epoch}}
 
     def check_trained(self, step: int) -> None:
         """At the end, after so many steps: refuse to call it a training where all of them were left out."""
-        if step and self._leaves_out and self._stage.recorder.read(*self._flags).count >= step:
+        if step and self._leaves_out and self._context.recorder.read(*self._flags).count >= step:
             raise NothingTrained(step)
 
     @property
@@ -186,7 +186,7 @@ class Journal:
     def end_epoch(self, epoch: int, num_steps: int) -> dict[str, float]:
         """The means over an epoch of so many steps, and start counting anew."""
         self.flush()
-        reading = self._stage.recorder.read(*self._flags)
+        reading = self._context.recorder.read(*self._flags)
         if self._leaves_out and reading.count - self._mended_before >= num_steps:
             self._observers.note(
                 f"no step of epoch {epoch} counts: the losses or gradients of all {num_steps} were NaN or infinite, so "
@@ -194,11 +194,11 @@ class Journal:
                 "warning",
             )
         self._mended_before = reading.count
-        values = self._stage.recorder.shown(means(reading.pairs()))
-        values.update(self._stage.take_metrics())
-        self._stage.recorder.reset()
+        values = self._context.recorder.shown(means(reading.pairs()))
+        values.update(self._context.take_metrics())
+        self._context.recorder.reset()
         self._before = {}
-        return {f"{self._stage.full_name(name)}_epoch": value for name, value in values.items()}
+        return {f"{self._context.full_name(name)}_epoch": value for name, value in values.items()}
 
     @property
     def mean_rate(self) -> float | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Average:
+class EMA:
     """Averaged copies of a module's floating point weights."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:

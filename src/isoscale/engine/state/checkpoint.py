@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from isoscale.engine.state.host_snapshot import Staged, Staging
+from isoscale.engine.state.host_snapshot import HostSnapshot, Snapshot
 from isoscale.engine.state.registry import weights_sha256
 from isoscale.engine.state.tensor_files import save_tensors
 from isoscale.errors import RunLost, UserError
@@ -77,9 +77,11 @@ class Checkpoints:
 
     def save(self, step: int, state: State, best: bool = False) -> Path:
         """Write a checkpoint of a live state in this thread."""
-        return self.write(step, Staging().stage(*state), best)
+        return self.write(step, HostSnapshot().take(*state), best)
 
-    def write(self, step: int, state: Staged, best: bool = False, sync_log: Callable[[], None] = lambda: None) -> Path:
+    def write(
+        self, step: int, state: Snapshot, best: bool = False, sync_log: Callable[[], None] = lambda: None
+    ) -> Path:
         """Write a checkpoint whole or not at all, then move the pointers and drop old ones.
 
         `sync_log` brings to the disk what the checkpoint relies on; that happens before it gets its name.
@@ -296,7 +298,7 @@ def _upgraded(number: int, state: State) -> State:
     return state
 
 
-def _write(folder: Path, step: int, state: Staged, best: bool, record: str) -> None:
+def _write(folder: Path, step: int, state: Snapshot, best: bool, record: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for part, group in state.tensors.items():
@@ -334,7 +336,7 @@ def _named_in_text(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
-def _write_manifest(folder: Path, step: int, state: Staged, best: bool) -> None:
+def _write_manifest(folder: Path, step: int, state: Snapshot, best: bool) -> None:
     manifest = {
         "format": FORMAT,
         "step": step,

@@ -16,11 +16,11 @@ Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
 @dataclass
-class Staged:
+class Snapshot:
     """A state as it was at one moment; nothing of the live state is read any more."""
 
     tensors: dict[str, dict[str, Tensor]]
-    """On the host, contiguous, no two of them in the same memory; theirs only until the next staging."""
+    """On the host, contiguous, no two of them in the same memory; theirs only until the next one."""
     values: str
     """JSON."""
     _arrival: torch.cuda.Event | None = None
@@ -34,16 +34,16 @@ class Staged:
         self._arrival = self._clone = None
 
 
-class Staging:
-    """Stages one state at a time: the last one must be written before the next."""
+class HostSnapshot:
+    """Takes one state at a time: the last one must be written before the next."""
 
     def __init__(self) -> None:
-        """Memory is taken at the first staging, and again only when a shape has changed."""
+        """Memory is taken at the first one, and again only when a shape has changed."""
         self._layouts: tuple[Layout, Layout] | None = None
         self._stream: torch.cuda.Stream | None = None
         self._unlock: Callable[[], object] = lambda: None
 
-    def stage(self, tensors: Mapping[str, Mapping[str, Tensor]], values: Mapping[str, Any]) -> Staged:
+    def take(self, tensors: Mapping[str, Mapping[str, Tensor]], values: Mapping[str, Any]) -> Snapshot:
         """Copy a state, behind the work that the device was given so far, without waiting for it."""
         text = json.dumps(values, indent=1)  # a metric may be NaN, which Python reads back
         live = {f"{part}/{name}": tensor.detach() for part, group in tensors.items() for name, tensor in group.items()}
@@ -54,7 +54,7 @@ class Staging:
             self._views[name].copy_(tensor)
         arrival, clone = self._fetch(list(remote.items())) if remote else (None, None)
         copies = {part: {name: self._views[f"{part}/{name}"] for name in group} for part, group in tensors.items()}
-        return Staged(copies, text, arrival, clone)
+        return Snapshot(copies, text, arrival, clone)
 
     def _make_room(self, layouts: tuple[Layout, Layout]) -> None:
         if layouts == self._layouts:

@@ -407,10 +407,10 @@ class ExtraState:
         if self._ranks.alone:
             return tensors, values
         mine = repr((values, [(name, int(digest(tensor))) for name, tensor in tensors.items()]))
-        if len(set(self._ranks.hear(mine, "whether modules keep the same on all ranks"))) == 1:
+        if len(set(self._ranks.all_gather(mine, "whether modules keep the same on all ranks"))) == 1:
             return tensors, values
         on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
-        every = self._ranks.hear((on_host, values, self.share()), "what modules keep on each rank")
+        every = self._ranks.all_gather((on_host, values, self.share()), "what modules keep on each rank")
         joined = {f"{rank}/{name}": each for rank, (found, _, _) in enumerate(every) for name, each in found.items()}
         return joined, {"ranks": [values for _, values, _ in every], "shares": [share for _, _, share in every]}
 
@@ -420,12 +420,12 @@ class ExtraState:
             self._load(tensors, values)
             return
         of_ranks = values["ranks"]
-        same = len(of_ranks) == self._ranks.world
+        same = len(of_ranks) == self._ranks.world_size
         rank = self._ranks.rank if same else 0
         own = {name.removeprefix(f"{rank}/"): each for name, each in tensors.items() if name.startswith(f"{rank}/")}
         if not same:
             self._say(
-                f"modules kept something else on each of {len(of_ranks)} ranks; there are {self._ranks.world} now: "
+                f"modules kept something else on each of {len(of_ranks)} ranks; there are {self._ranks.world_size} now: "
                 "gradients are added up, everything else is as it was on the first rank"
             )
             for name in of_ranks[0].get("gradients", ()):

@@ -20,7 +20,7 @@ def verify(registry: Registry, ranks: Ranks, step: int) -> None:
         return
     tensors = {name: tensor for name, tensor in registry.tensors().items() if not name.startswith(_OWN)}
     hashes = torch.stack([digest(tensor).cpu() for tensor in tensors.values()])
-    every = ranks.hear((list(tensors), hashes), "the hashes of the weights")
+    every = ranks.all_gather((list(tensors), hashes), "the hashes of the weights")
     for rank, (names, found) in enumerate(every):
         if names != every[0][0]:
             other = sorted(set(names) ^ set(every[0][0]))

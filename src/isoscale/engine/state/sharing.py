@@ -11,7 +11,7 @@ def told(state: State | None, ranks: Ranks) -> State | None:
     if ranks.alone:
         return state
     words = None if state is None else ({part: _shapes(group) for part, group in state[0].items()}, state[1])
-    words = ranks.tell(words, "the state of the run")
+    words = ranks.broadcast(words, "the state of the run")
     if words is None:
         return None
     shapes, values = words
@@ -20,7 +20,7 @@ def told(state: State | None, ranks: Ranks) -> State | None:
     for part, group in shapes.items():
         for name, (shape, dtype) in group.items():
             tensor = given[part][name].contiguous() if state is not None else torch.empty(shape, dtype=dtype)
-            ranks.tell_tensor(tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor)
+            ranks.broadcast_tensor(tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor)
             tensors[part][name] = tensor
     return tensors, values
 

@@ -8,7 +8,7 @@ from threading import Thread
 from types import TracebackType
 
 from isoscale.engine.state.checkpoint import Checkpoints, State
-from isoscale.engine.state.host_snapshot import Staged, Staging
+from isoscale.engine.state.host_snapshot import HostSnapshot, Snapshot
 from isoscale.errors import Stopped
 
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
@@ -24,10 +24,10 @@ class Saver:
         """Save to `checkpoints`; `sync_log` brings to the disk what a checkpoint relies on, before it gets its name."""
         self._checkpoints = checkpoints
         self._sync_log = sync_log
-        self._staging = Staging()
+        self._snapshot = HostSnapshot()
         self._thread: Thread | None = None
         self._failure: BaseException | None = None
-        self.newest: tuple[int, Staged, bool] | None = None
+        self.newest: tuple[int, Snapshot, bool] | None = None
         """Step and state of the last checkpoint, and whether it was the best; the next one takes its place."""
         self.longest = 0.0
         """Seconds that a checkpoint took, from the copy to the disk."""
@@ -37,9 +37,9 @@ class Saver:
         self.wait()
         self._began = time.perf_counter()
         self.newest = None
-        staged = self._staging.stage(*state)
-        self.newest = step, staged, best
-        self._thread = Thread(target=self._write, args=(step, staged, best), name="isoscale-saver", daemon=True)
+        snapshot = self._snapshot.take(*state)
+        self.newest = step, snapshot, best
+        self._thread = Thread(target=self._write, args=(step, snapshot, best), name="isoscale-saver", daemon=True)
         with _signals_blocked():
             self._thread.start()
 
@@ -71,10 +71,10 @@ class Saver:
             except Exception as failure:
                 error.add_note(str(failure))  # what went wrong first is what the user reads first
 
-    def _write(self, step: int, staged: Staged, best: bool) -> None:
+    def _write(self, step: int, snapshot: Snapshot, best: bool) -> None:
         try:
-            staged.wait()
-            self._checkpoints.write(step, staged, best, self._sync_log)
+            snapshot.wait()
+            self._checkpoints.write(step, snapshot, best, self._sync_log)
             self.longest = max(self.longest, time.perf_counter() - self._began)
         except BaseException as error:
             self._failure = error

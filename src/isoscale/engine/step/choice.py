@@ -49,7 +49,7 @@ class ProgramMaker:
         plan, own = self.parts.train.plan, self.reducer.ranks
         self._after_step = hooks.after_step(
             task, self.view, configured, self.forward.compute,
-            lambda step: self.parts.train_stage.flush_together(plan.share(plan.size(step - 1)).count, own),
+            lambda step: self.parts.train_context.flush_together(plan.share(plan.size(step - 1)).count, own),
         )  # fmt: skip
         device, ranks = self.parts.accelerator.device, self.reducer.ranks
         read_dataset(self.parts.train, "train", self.settings, device, self.say, ranks)
@@ -91,13 +91,15 @@ class ProgramMaker:
         manual.check(plan, self.settings.train, parts.precision)
         hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers)
         rate = None if parts.configured else parts.rate
-        together = manual.Together(self.reducer.ranks, plan, parts.train_stage.recorder, self.optimizers, parts.task)
+        together = manual.SharedUpdates(
+            self.reducer.ranks, plan, parts.train_context.recorder, self.optimizers, parts.task
+        )
         parts.extra.share = lambda: together.weight
         parts.undo.callback(together.close)
         return ManualProgram(
             self.forward, parts.random, self._reseed, parts.train.feed, plan,
             manual.before(rate, self.optimizers, self._before_fetch, together),
-            manual.after(parts.train_stage.recorder, plan, parts.average, self._after_step, together),
+            manual.after(parts.train_context.recorder, plan, parts.ema, self._after_step, together),
         )  # fmt: skip
 
     def _eager(self) -> EagerProgram:
@@ -169,14 +171,14 @@ class ProgramMaker:
         hooks.check(parts.task, plan.num_micro * plan.num_shards, parts.precision.needs_scaler)
         make = hooks.HookedStep if hooks.of_updates(parts.task) else Step
         step = make(
-            self.forward, self.optimizers, self.reducer, parts.train_stage.recorder, parts.random,
-            self.settings.train.clip, parts.average, scaler, self._reseed, not self._own_lr, plan.size,
+            self.forward, self.optimizers, self.reducer, parts.train_context.recorder, parts.random,
+            self.settings.train.clip, parts.ema, scaler, self._reseed, not self._own_lr, plan.size,
         )  # fmt: skip
         parts.registry.register("latch", LatchState(step))
         policy = self.settings.train.nan
         if policy != "stop" and scaler is not None:
             raise UserError(f"train.nan is {policy}, but fp16 skips steps in its own way; use train.precision=bf16")
-        step.soundness.choose(policy if policy != "rollback" else "stop")
+        step.nan_guard.choose(policy if policy != "rollback" else "stop")
         return step
 
     def _before_fetch(self, step: int) -> None:
@@ -213,13 +215,13 @@ class LatchState:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The flag, and how many steps were skipped or mended."""
-        return {"latch": self._step.soundness.latch, "count": self._step.soundness.count}, {}
+        return {"latch": self._step.nan_guard.latch, "count": self._step.nan_guard.count}, {}
 
     def load(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
         """Take over the flag; earlier versions counted nothing."""
-        self._step.soundness.latch.copy_(tensors["latch"])
+        self._step.nan_guard.latch.copy_(tensors["latch"])
         if "count" in tensors:
-            self._step.soundness.count.copy_(tensors["count"])
+            self._step.nan_guard.count.copy_(tensors["count"])
 
 
 class ScalerState:

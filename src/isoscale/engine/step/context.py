@@ -11,7 +11,7 @@ from isoscale.engine.lightning.batch_hooks import around
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.metrics import torchmetrics as metrics
 from isoscale.engine.metrics.accumulators import Recorder
-from isoscale.engine.metrics.losses import as_pair
+from isoscale.engine.metrics.losses import as_weighted_sum
 from isoscale.engine.metrics.weighted_sum import Tally
 from isoscale.engine.target_units import TargetUnits
 from isoscale.errors import UserError
@@ -45,7 +45,7 @@ def _predict(task: nn.Module, batch: Any, batch_idx: int) -> Any:
     return task(batch)
 
 
-class Stage:
+class StepContext:
     """A task in a stage: its step method, and `log` bound to the stage's recorder.
 
     Logged values wait in a list until the step is over: a compiled step may append to it, but not touch accumulators.
@@ -148,7 +148,7 @@ class Stage:
             elif isinstance(value, Tally):
                 self._count(name, value)
             else:
-                self.recorder.add(name, as_pair(value, count if weight is None else weight))
+                self.recorder.add(name, as_weighted_sum(value, count if weight is None else weight))
 
     def flush_together(self, count: int, ranks: Ranks) -> None:
         """The same for what a hook has logged outside of a step, on all ranks."""
@@ -157,7 +157,7 @@ class Stage:
             return
         record = self.recorder.begin_shard()
         self.flush(count)
-        ranks.sum_(record, "what hooks have logged")
+        ranks.all_reduce(record, "what hooks have logged")
         self.recorder.end_shards(record)
 
     def forget(self) -> None:

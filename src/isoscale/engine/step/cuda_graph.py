@@ -225,7 +225,7 @@ class GraphedProgram:
         generator = torch.cuda.default_generators[self._accelerator.device.index or 0]
         if done > start and generator.get_offset() != 0:
             reason = "the step draws on torch's random generator"
-        if any(not metrics.in_place(metric) for metric in self._step.forward.stage.metrics.values()):
+        if any(not metrics.in_place(metric) for metric in self._step.forward.context.metrics.values()):
             reason = "the task logs torchmetrics objects that it does not update in place"
         reason = self._agreed(reason)
         if reason is not None:
@@ -234,7 +234,7 @@ class GraphedProgram:
 
     def _agreed(self, reason: str | None) -> str | None:
         """Why any of the ranks cannot capture, so that all do the same."""
-        reasons = self._step.reducer.ranks.hear(reason, "whether the step can be captured")
+        reasons = self._step.reducer.ranks.all_gather(reason, "whether the step can be captured")
         return next((each for each in reasons if each is not None), None)
 
     def _launch(self, number: int, count: int) -> bool:

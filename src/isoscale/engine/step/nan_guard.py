@@ -16,7 +16,7 @@ from isoscale.engine.state.registry import as_real
 Policy = Literal["stop", "skip", "zero"]
 
 
-class Soundness:
+class NanGuard:
     """Judges the gradients of each step."""
 
     def __init__(self, optimizers: Sequence[Optimizer], device: torch.device, scaled: bool) -> None:

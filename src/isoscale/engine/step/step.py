@@ -14,15 +14,15 @@ from isoscale.data.batches import Batch, map_tensors
 from isoscale.data.feeds.feed import Part
 from isoscale.data.rng import StepRandom
 from isoscale.engine.metrics.accumulators import Recorded, Recorder
-from isoscale.engine.metrics.losses import as_pair
-from isoscale.engine.metrics.weighted_sum import Pair, as_total
-from isoscale.engine.optim.ema import Average
+from isoscale.engine.metrics.losses import as_weighted_sum
+from isoscale.engine.metrics.weighted_sum import WeightedSum, as_total
+from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.optimizers import listeners, plain_step, set_lr
 from isoscale.engine.optim.spread import Spread
 from isoscale.engine.precision import Precision
-from isoscale.engine.step.context import Stage
+from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.ddp import Overlap, missing_gradients_in_words
-from isoscale.engine.step.nan_guard import Soundness
+from isoscale.engine.step.nan_guard import NanGuard
 from isoscale.engine.step.untrained import optimised
 from isoscale.engine.target_units import TargetUnits
 from isoscale.errors import UserError
@@ -31,7 +31,7 @@ from isoscale.parallel.reduction import Reducer
 
 NUM_VOTES = 2
 """What ranks vote on: to stop, to save."""
-Terms = dict[str, Pair]
+Terms = dict[str, WeightedSum]
 Shards = Sequence[Sequence[Part]]
 
 
@@ -40,7 +40,7 @@ class Forward:
     """From a part of a batch to the terms of its loss; `compute` is what `compiled` swaps."""
 
     task: Any
-    stage: Stage
+    context: StepContext
     transforms: Sequence[Callable[[Batch], Batch]]
     precision: Precision
     loss_weights: Mapping[str, float] = field(default_factory=dict)
@@ -51,8 +51,8 @@ class Forward:
 
     def __post_init__(self) -> None:
         """The task's own step method, eagerly."""
-        self.compute = self.stage.method
-        self.stage.units = TargetUnits(self.task, self.transforms)
+        self.compute = self.context.method
+        self.context.units = TargetUnits(self.task, self.transforms)
         self._as_stored: frozenset[str] = getattr(self.task, "as_stored", frozenset())
 
     def __call__(self, part: Part, batch_idx: int) -> Any:
@@ -68,7 +68,7 @@ class Forward:
                 output = self.compute(batch, batch_idx)
         else:
             output = self.compute(batch, batch_idx)
-        self.stage.flush(part.samples.shape[0])
+        self.context.flush(part.samples.shape[0])
         if self.mark is not None:
             self.mark("forward")
         return output
@@ -92,12 +92,12 @@ def cast(batch: Batch, dtype: torch.dtype, as_stored: frozenset[str] = frozenset
 
 def loss_terms(output: Any, count: int) -> Terms:
     """The named terms of what a training step returned; a single loss has the name `loss`."""
-    if isinstance(output, Pair):
+    if isinstance(output, WeightedSum):
         return {"loss": output}
     if isinstance(output, Mapping):
         terms = {"loss": output["loss"]} if "loss" in output else output
-        return {name: as_pair(value, count) for name, value in terms.items()}
-    return {"loss": as_pair(output, count)}
+        return {name: as_weighted_sum(value, count) for name, value in terms.items()}
+    return {"loss": as_weighted_sum(output, count)}
 
 
 class Samples(int):
@@ -125,7 +125,7 @@ class Found(NamedTuple):
 
 def agreed(ranks: Ranks, mine: Found) -> Found:
     """What the ranks that had samples found; they must agree on the loss, and a parameter counts if one reaches it."""
-    every = [Found(*each) for each in ranks.hear(tuple(mine), "what the loss is made of")]
+    every = [Found(*each) for each in ranks.all_gather(tuple(mine), "what the loss is made of")]
     found = [each for each in every if each.num_groups]
     for rank, each in enumerate(every):
         if each.num_groups and (each.num_groups, each.names) != (found[0].num_groups, found[0].names):
@@ -146,7 +146,7 @@ class Step:
     recorder: Recorder
     random: StepRandom
     clip: float | None = None
-    average: Average | None = None
+    average: EMA | None = None
     scaler: Any = None
     """A torch.amp.GradScaler for fp16; it keeps its decisions on the device."""
     reseed: Callable[[int, int], None] | None = None
@@ -164,7 +164,7 @@ class Step:
         self.parameters = list(task.parameters())
         """All of them: which require gradients may change from step to step."""
         device = self.parameters[0].device
-        self.soundness = Soundness(self.optimizers, device, self.scaler is not None)
+        self.nan_guard = NanGuard(self.optimizers, device, self.scaler is not None)
         self._apart = self.reducer.apart and self.reducer.num_shards > 1
         self.ballot = torch.zeros(NUM_VOTES, dtype=torch.float64, device=device)
         """What this rank wants all to do; it travels with the gradients."""
@@ -194,10 +194,10 @@ class Step:
             parameter.grad = None
         self.random.step = time
         self._size = self.size_of(number)
-        unguarded = self.soundness.policy == "stop"
+        unguarded = self.nan_guard.policy == "stop"
         if not unguarded:
             floating = [buffer for buffer in self.forward.task.buffers() if buffer.is_floating_point()]
-            self.soundness.begin(floating, self.average.tensors if self.average else ())
+            self.nan_guard.begin(floating, self.average.tensors if self.average else ())
         if self.overlap is not None:
             self._overlapped(self.overlap, shards, number, batch_idx, weights)
         elif unguarded and self.reducer.ranks.alone and len(shards) == 1 and len(shards[0]) == 1:
@@ -212,7 +212,7 @@ class Step:
         else:
             self._update()
         if not unguarded:
-            self.soundness.end()
+            self.nan_guard.end()
         self.mark("optimizer")
 
     def notice_listeners(self) -> None:
@@ -229,7 +229,7 @@ class Step:
     def meet(self) -> None:
         """Where somebody measures, wait for the slowest rank here: that is no communication."""
         if self.forward.mark is not None and not self.reducer.ranks.alone:
-            self.reducer.ranks.sum_(self._meeting, "the slowest rank")
+            self.reducer.ranks.all_reduce(self._meeting, "the slowest rank")
             self.mark("waiting")
 
     def _at_once(self, part: Part, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
@@ -238,7 +238,7 @@ class Step:
         means = [pair.mean * weights[name] if name in weights else pair.mean for name, pair in terms.items()]
         loss = means[0] if len(means) == 1 else torch.stack(means).sum()
         if "loss" not in terms:
-            self.recorder.add("loss", Pair.of_mean(loss, part.samples.shape[0]))
+            self.recorder.add("loss", WeightedSum.of_mean(loss, part.samples.shape[0]))
         if not loss.requires_grad:
             raise UserError(_UNTRAINABLE)
         self._differentiate(self._scaled(loss))
@@ -260,7 +260,7 @@ class Step:
         for micro, part in enumerate(parts):
             with overlap.no_sync(micro < len(parts) - 1):
                 terms = missing_gradients_in_words(
-                    self.terms, part, number, micro * ranks.world + ranks.rank, batch_idx, weights
+                    self.terms, part, number, micro * ranks.world_size + ranks.rank, batch_idx, weights
                 )
                 groups = self.groups(terms, weights)
                 names, divided = list(terms), len(groups) > 1
@@ -392,7 +392,7 @@ class Step:
         flags = tuple(parameter.requires_grad for parameter in self.parameters)
         if flags not in self._agreed:
             self._agreed[flags] = agreed(ranks, mine)
-            every = ranks.hear(tuple(self.recorder.recorded), "what is logged")
+            every = ranks.all_gather(tuple(self.recorder.recorded), "what is logged")
             if not self.recorder.names:
                 self.recorder.agree([Recorded(*each) for each in every])
         known = self._agreed[flags]
@@ -426,15 +426,15 @@ class Step:
     def take_record(self, head: Tensor, record: Tensor, names: list[str], weights: Mapping[str, Tensor]) -> None:
         """Turn the reduced sums of what was recorded into accumulators, and take the votes that came with them."""
         self.votes.copy_(head[2:])
-        record = self.soundness.judge(self.gradients, record)
+        record = self.nan_guard.judge(self.gradients, record)
         self.recorder.end_shards(record)
         if "loss" not in names:
             means = self.recorder.means(record, names)
             rated = [mean * weights[name] if name in weights else mean for name, mean in means.items()]
             loss = torch.stack(rated).sum()
-            if self.soundness.policy != "stop":
+            if self.nan_guard.policy != "stop":
                 loss = torch.nan_to_num(loss)  # of a step that does not count
-            self.recorder.add("loss", Pair.of_mean(loss, head[1] * self.soundness.weight))
+            self.recorder.add("loss", WeightedSum.of_mean(loss, head[1] * self.nan_guard.weight))
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -471,7 +471,7 @@ class Step:
     def _update(self) -> None:
         """Check, clip and apply the gradients."""
         if self.scaler is None:
-            self.soundness.check(self.gradients)
+            self.nan_guard.check(self.gradients)
         elif self.clip is not None:
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
@@ -558,5 +558,5 @@ def _divide(tensors: list[Tensor], divisor: Tensor) -> None:
 def _loss_of_all(groups: list[tuple[Tensor, Any]], amounts: list[Tensor], ranks: Ranks) -> Tensor:
     """This rank's part of the loss of the whole batch."""
     sums = torch.stack(amounts)
-    ranks.sum_(sums, "the weights of a batch")
+    ranks.all_reduce(sums, "the weights of a batch")
     return torch.stack([total / weight.to(total.dtype) for (total, _), weight in zip(groups, sums, strict=True)]).sum()

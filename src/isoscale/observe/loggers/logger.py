@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isoscale.errors import UserError
-from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Started
+from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, Started
 from isoscale.observe.figures import Drawable, Histogram, Network
 from isoscale.observe.loggers.ledger import Ledger
 from isoscale.system.files import refuse_link
@@ -53,8 +53,8 @@ class Logger(ABC):
             case Logged() | EpochEnded():
                 when = event.time if isinstance(event, Replayed) else time.time()
                 self._log_unsent(Moment(event.step, event.epoch, when), event.values)
-            case Exhibited():
-                self._exhibit(event)
+            case FiguresMade():
+                self._figures(event)
             case Ended():
                 self._finish(event)
 
@@ -103,9 +103,9 @@ class Logger(ABC):
             self._log(moment, {name: float(values[name]) for name in names})
             self._ledger.sent(moment.step, names)
 
-    def _exhibit(self, event: Exhibited) -> None:
+    def _figures(self, event: FiguresMade) -> None:
         moment = Moment(event.step, event.epoch, time.time())
-        drawable = {name: shown for name, shown in event.exhibits.items() if not isinstance(shown, Histogram | Network)}
+        drawable = {name: shown for name, shown in event.figures.items() if not isinstance(shown, Histogram | Network)}
         self._waiting |= {name: (moment, shown) for name, shown in drawable.items()}
         if time.monotonic() >= self._next_pictures:
             self._draw_waiting()

@@ -19,7 +19,7 @@ RankLog = Collector | Speaker
 
 def watchers(section: Observe, ranks: Ranks, where: Path | None) -> list[Observer]:
     """Who is told of a start from its first word on, also where no run is saved; `where` is the run."""
-    if not ranks.is_first:
+    if not ranks.is_main:
         return []
     rank, path = told_apart(section, ranks), _besides(section, where)
     named = [TextLog.named(path, rank)] if path is not None else []
@@ -44,8 +44,8 @@ def open_rank_log(
     """Hear other ranks or be heard; rank 0 comes first. `where` is the run, `status` tells how this rank is."""
     if section.log == "main" or (section.log == "workers" and ranks.alone):
         return None
-    if ranks.is_first:
-        collector = Collector(observers, ranks.world - 1, overhear=section.log == "collect")
+    if ranks.is_main:
+        collector = Collector(observers, ranks.world_size - 1, overhear=section.log == "collect")
         world.voice(collector.hear)
         return collector
     voice = world.voice()
@@ -60,9 +60,9 @@ def open_rank_log(
 def _open_files(files: RankFiles, section: Observe, ranks: Ranks, where: Path | None) -> None:
     named = _besides(section, where)
     if where is not None:
-        files.open(of_rank(where / "log.txt", ranks.rank, ranks.world))
+        files.open(of_rank(where / "log.txt", ranks.rank, ranks.world_size))
     if named is not None:
-        files.open(of_rank(named, ranks.rank, ranks.world), TextLog.named)
+        files.open(of_rank(named, ranks.rank, ranks.world_size), TextLog.named)
 
 
 @contextmanager

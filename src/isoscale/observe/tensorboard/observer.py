@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from isoscale.observe.events import Ended, EpochEnded, Event, Exhibited, Logged, Started
-from isoscale.observe.figures import Exhibit, Network
+from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, Started
+from isoscale.observe.figures import Figure, Network
 from isoscale.observe.tensorboard.event_file import EventFile
 from isoscale.system.files import failures_in_words
 from isoscale.system.printing import one_line
@@ -20,7 +20,7 @@ class TensorBoard:
 
     TensorBoard draws curves in one chart when they have the same tag and come from different folders, so that each
     stage has a folder: `train` (by step, with what belongs to no stage, such as `lr`), `train_epoch` and `val`.
-    From level 2 on it also shows exhibits, in the folders of their stages, and lists settings beside final metrics.
+    From level 2 on it also shows figures, in the folders of their stages, and lists settings beside final metrics.
     TensorBoard looks for the latter two in one folder, and believes the first settings it finds there: they have the
     folder `final`, which is written anew at each start.
     """
@@ -56,9 +56,9 @@ class TensorBoard:
                 self._write_scalars(event.step, event.values)
             case Started() if self._level > 1:
                 self._write_settings(event)
-            case Exhibited() if self._level > 1:
-                for name, exhibit in event.exhibits.items():
-                    self._write_exhibit(event.step, name, exhibit)
+            case FiguresMade() if self._level > 1:
+                for name, figure in event.figures.items():
+                    self._write_figure(event.step, name, figure)
             case Ended() if self._level > 1:
                 self._write_end(event)
 
@@ -79,14 +79,14 @@ class TensorBoard:
         for folder, tagged in _by_folder(values).items():
             self._file(folder).write(step, summary=scalars(tagged))
 
-    def _write_exhibit(self, step: int, name: str, shown: Exhibit) -> None:
-        from isoscale.observe.tensorboard.summaries import exhibit
+    def _write_figure(self, step: int, name: str, shown: Figure) -> None:
+        from isoscale.observe.tensorboard.summaries import figure
 
         folder, tag = _folder_and_tag(name)
         if isinstance(shown, Network):
             self._write_graph(folder, shown)
         else:
-            self._file(folder).write(step, summary=exhibit(tag, shown))
+            self._file(folder).write(step, summary=figure(tag, shown))
 
     def _write_graph(self, folder: str, network: Network) -> None:
         from isoscale.observe.tensorboard.summaries import graph

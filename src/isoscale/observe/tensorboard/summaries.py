@@ -1,4 +1,4 @@
-"""Values and exhibits in the words of TensorBoard's plugins."""
+"""Values and figures in the words of TensorBoard's plugins."""
 
 import contextlib
 import io
@@ -33,8 +33,8 @@ def scalars(values: Mapping[str, float]) -> Summary:
     return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
 
 
-def exhibit(tag: str, shown: Drawable) -> Summary:
-    """What the plugin for that kind of exhibit takes: a distribution, curves, or else a picture of it."""
+def figure(tag: str, shown: Drawable) -> Summary:
+    """What the plugin for that kind of figure takes: a distribution, curves, or else a picture of it."""
     if isinstance(shown, Histogram):
         return Summary(value=[_histogram(tag, shown)])
     values = [_picture(tag, shown)]

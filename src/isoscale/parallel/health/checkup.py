@@ -27,7 +27,7 @@ class RankSilent(UserError):
         self.speaks = speaks
 
 
-class Checkup:
+class HealthCheck:
     """All ranks, and what they tell each other without a process group."""
 
     def __init__(self, environment: Environment) -> None:
@@ -35,9 +35,9 @@ class Checkup:
         if environment.rank == 0 and not environment.store_runs:
             _be_found(environment)
         meeting = Rendezvous(environment, patience() if PATIENCE in os.environ else DEFAULT_PATIENCE)
-        self.comers = meeting.meet()
+        self.arrivals = meeting.meet()
         self.rank, self.world = environment.rank, environment.world
-        self.hosts = tuple(comer.host for comer in self.comers)
+        self.hosts = tuple(arrival.host for arrival in self.arrivals)
         self.board = meeting.board.within("checkup")
         self.local_rank = self.hosts[: self.rank].count(self.hosts[self.rank])
         if environment.local_rank is not None:

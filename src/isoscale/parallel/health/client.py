@@ -1,6 +1,6 @@
 """How a rank learns that another one failed, is gone or hangs, and what becomes of it then.
 
-A thread beside the main one keeps the connection to the hub of rank 0. What the hub decides ends the main thread at its
+A thread beside the main one keeps the connection to the server of rank 0. What the server decides ends the main thread at its
 next word to the others, or at the error that a broken connection gives; where it is stuck, the thread ends the process.
 """
 
@@ -27,7 +27,7 @@ from isoscale.system.process import end_of
 REACT = 5.0
 """Seconds that the main thread has to end by itself once a cause is known."""
 HEAR = 2.0
-"""Seconds to wait for the hub to say why a connection broke, or that it has heard of a failure."""
+"""Seconds to wait for the server to say why a connection broke, or that it has heard of a failure."""
 LINGER = 8.0
 """Seconds that other ranks stay while rank 0 tells the user: many launchers end all ranks as soon as one has ended."""
 ORPHANED = 30.0
@@ -37,13 +37,13 @@ LONGEST_TRACEBACK = 20_000
 _GONE = "no longer answers: its process or its machine is gone"
 
 
-class Watch:
+class HealthClient:
     """This rank's connection to all others."""
 
     def __init__(
-        self, rank: int, hosts: Sequence[str], hub: tuple[str, int], key: Key, parent: int | None = None
+        self, rank: int, hosts: Sequence[str], server: tuple[str, int], key: Key, parent: int | None = None
     ) -> None:
-        """Connect to the hub, which has the same key; `parent` is the process whose end is also ours."""
+        """Connect to the server, which has the same key; `parent` is the process whose end is also ours."""
         self.rank, self.hosts = rank, hosts
         self.limit: float | None = None
         """Seconds without a sign of life of rank 0 after which it is taken to hang."""
@@ -67,7 +67,7 @@ class Watch:
         self._clock = AwakeClock()
         self._heard = 0.0
         self._main = threading.main_thread().ident or 0
-        self._line = knock(hub, rank, key)
+        self._line = knock(server, rank, key)
         threading.Thread(target=self._run, name="isoscale watch", daemon=True).start()
 
     def tick(self, what: str) -> None:
@@ -150,7 +150,7 @@ class Watch:
                 time.sleep(max(0, until - time.monotonic()))
 
     def _receive(self, until: float) -> None:
-        """Take what the hub says, until the next beat."""
+        """Take what the server says, until the next beat."""
         while (seconds := until - time.monotonic()) > 0:
             heard = [] if self._hub_ended.is_set() else [self._line]
             ends = [] if self._end_of_neighbour is None else [self._end_of_neighbour]
@@ -189,7 +189,7 @@ class Watch:
             self._line.send(gone=self._neighbour)
 
     def _lose_first(self, state: str) -> None:
-        """Without rank 0 there is no hub, and every rank finds out by itself."""
+        """Without rank 0 there is no server, and every rank finds out by itself."""
         self._without_first = True
         self._learn(Cause((0,), f"rank 0 on {self.hosts[0]} {state}\n  {GO_ON}"))
 

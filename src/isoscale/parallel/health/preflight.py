@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import Ranks
-from isoscale.parallel.health.checkup import Checkup
+from isoscale.parallel.health.checkup import HealthCheck
 from isoscale.parallel.health.probe import Ways, ways
-from isoscale.parallel.health.rendezvous import LOOK_EVERY, STAY, Comer
-from isoscale.parallel.health.signed_store import Board
+from isoscale.parallel.health.rendezvous import LOOK_EVERY, STAY, Arrival
+from isoscale.parallel.health.signed_store import SignedStore
 from isoscale.parallel.rank_info import FILES, Facts
 
 ANSWER = 60.0
@@ -37,32 +37,32 @@ _SOURCE = re.compile(r"\[[^\]]*/[^\]]*\] ?")
 """Where in the source of a library an error was raised."""
 
 
-def exchange_facts(board: Board, mine: Facts, ranks: Ranks) -> tuple[Facts, ...]:
+def exchange_facts(board: SignedStore, mine: Facts, ranks: Ranks) -> tuple[Facts, ...]:
     """Tell the others who this is; the facts of all ranks on rank 0, of those on the same host elsewhere.
 
     Where ranks differ that must be equal, all raise the same error.
     """
     board.set(_key(mine.rank), asdict(mine))
-    if ranks.is_first:
+    if ranks.is_main:
         board.set("verdict", _judge_all(board, ranks))
     words = hear_verdict(board)
     if words is None:
         words = f"{ranks.name(0)} came, but did not say a word for {2 * ANSWER:g} s: look at what it says itself"
     if words:
-        if ranks.is_first:
-            _stay(lambda: board.count("heard", 0) < ranks.world)
+        if ranks.is_main:
+            _stay(lambda: board.count("heard", 0) < ranks.world_size)
         raise UserError(words)
-    known = [rank for rank, host in enumerate(ranks.hosts) if ranks.is_first or host == mine.host]
+    known = [rank for rank, host in enumerate(ranks.hosts) if ranks.is_main or host == mine.host]
     return tuple(Facts.read(each) for each in board.get_all([_key(rank) for rank in known]))
 
 
-def cut_off(board: Board, rank: int, words: str) -> str | None:
+def cut_off(board: SignedStore, rank: int, words: str) -> str | None:
     """Say on the board that this rank cannot go on; what rank 0 makes of it, or None where it does not answer."""
     board.set(_key(rank), {"cut off": words})
     return hear_verdict(board)
 
 
-def hear_verdict(board: Board) -> str | None:
+def hear_verdict(board: SignedStore) -> str | None:
     """Why ranks cannot train together, as rank 0 found; empty where they can, None where it does not answer."""
     if not _wait(board, ["verdict"], 2 * ANSWER):
         return None
@@ -82,7 +82,7 @@ def _key(rank: int) -> str:
     return f"facts/{rank}"
 
 
-def _wait(board: Board, keys: list[str], seconds: float) -> bool:
+def _wait(board: SignedStore, keys: list[str], seconds: float) -> bool:
     """Whether all have come."""
     until, pause = time.monotonic() + seconds, SHORTEST
     while not board.has(*keys):
@@ -93,8 +93,8 @@ def _wait(board: Board, keys: list[str], seconds: float) -> bool:
     return True
 
 
-def _judge_all(board: Board, ranks: Ranks) -> str:
-    keys = [_key(rank) for rank in range(ranks.world)]
+def _judge_all(board: SignedStore, ranks: Ranks) -> str:
+    keys = [_key(rank) for rank in range(ranks.world_size)]
     if not _wait(board, keys, ANSWER):
         silent = [rank for rank, key in enumerate(keys) if not board.has(key)]
         return f"{_named(ranks, silent)} came, but did not say a word for {ANSWER:g} s: look at what it says itself"
@@ -127,7 +127,7 @@ def describe_versions(told: Sequence[Facts]) -> str:
 
 def check_words(ranks: Ranks, source: Any, overrides: Any, options: Sequence[str]) -> None:
     """Refuse ranks that were asked to train something else: what rank 0 was asked is what all would do."""
-    told = ranks.hear(in_words(source, overrides, options), "what every rank is asked to train")
+    told = ranks.all_gather(in_words(source, overrides, options), "what every rank is asked to train")
     words = describe_words(told, ranks)
     if words:
         raise UserError(words)
@@ -211,7 +211,7 @@ def _named(ranks: Ranks, numbers: Sequence[int]) -> str:
 
 def first_sum(ranks: Ranks, device: torch.device) -> None:
     """Add a number of every rank, over what carries words and over what carries tensors; the sum proves it."""
-    expected = ranks.world * (ranks.world + 1) / 2
+    expected = ranks.world_size * (ranks.world_size + 1) / 2
     for place in ("cpu", device)[: 1 if ranks.backend == "gloo" else 2]:
         number = torch.tensor([float(ranks.rank + 1)], device=place)
         dist.all_reduce(number)
@@ -223,13 +223,13 @@ def first_sum(ranks: Ranks, device: torch.device) -> None:
             )
 
 
-class Separated(Checkup):
+class Separated(HealthCheck):
     """Ranks that have met but cannot exchange tensors, and so find out which ways are not open."""
 
-    def __init__(self, ranks: Ranks, comers: Sequence[Comer], board: Board) -> None:
+    def __init__(self, ranks: Ranks, arrivals: Sequence[Arrival], board: SignedStore) -> None:
         """Over a board that answers."""
-        self.rank, self.world, self.local_rank = ranks.rank, ranks.world, ranks.local_rank
-        self.hosts, self.comers, self.board = ranks.hosts, list(comers), board
+        self.rank, self.world, self.local_rank = ranks.rank, ranks.world_size, ranks.local_rank
+        self.hosts, self.arrivals, self.board = ranks.hosts, list(arrivals), board
 
     def explain(self, ranks: Ranks, seconds: float, look: Callable[[], None]) -> str:
         """Why tensors do not arrive, and what to do."""
@@ -247,7 +247,7 @@ def describe_ways(found: Ways, ranks: Ranks, seconds: float) -> str:
     if not found.num_blocked:
         debug = "NCCL_DEBUG=INFO" if ranks.backend == "nccl" else "isoscale doctor, started as the training is,"
         return (
-            f"all {ranks.world} ranks came, and their hosts reach each other, but their first sum over {through} did "
+            f"all {ranks.world_size} ranks came, and their hosts reach each other, but their first sum over {through} did "
             f"not end within {seconds:g} s\n  {debug} says more"
         )
     lines = [
@@ -256,7 +256,7 @@ def describe_ways(found: Ways, ranks: Ranks, seconds: float) -> str:
     ]
     interfaces = ", ".join(dict.fromkeys(filter(None, found.interfaces.values())))
     return "\n  ".join([
-        f"all {ranks.world} ranks came, but within {seconds:g} s they could not connect to each other over {through}"
+        f"all {ranks.world_size} ranks came, but within {seconds:g} s they could not connect to each other over {through}"
         + (f" ({interfaces}):" if interfaces else ":"),
         *_some(lines), _advice(ranks, interfaces),
     ])  # fmt: skip

@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from isoscale.parallel.health.checkup import Checkup
+from isoscale.parallel.health.checkup import HealthCheck
 from isoscale.parallel.health.rendezvous import address_of, interface, is_own, own_address
 from isoscale.parallel.health.server import family_of
 from isoscale.parallel.health.signed_store import prefixed
@@ -79,7 +79,7 @@ class Speed:
         return self.num_bytes / self.large
 
 
-def ways(checkup: Checkup) -> Ways:
+def ways(checkup: HealthCheck) -> Ways:
     """Open a connection from every host to every other one, at ports that were just taken."""
     name = interface_here(checkup)
     with _listening(checkup.hosts[checkup.rank], name or "", _address(checkup, name)) as mine:
@@ -93,15 +93,15 @@ def ways(checkup: Checkup) -> Ways:
     return Ways(len(doors), sum(one["count"] for one in found), some, interfaces, without)
 
 
-def interface_here(checkup: Checkup) -> str | None:
+def interface_here(checkup: HealthCheck) -> str | None:
     """The interface that Gloo takes on this host: the user's choice, or the one towards the others."""
-    return os.environ.get(INTERFACE) or interface(checkup.comers, checkup.rank)
+    return os.environ.get(INTERFACE) or interface(checkup.arrivals, checkup.rank)
 
 
-def _address(checkup: Checkup, name: str | None) -> str:
+def _address(checkup: HealthCheck, name: str | None) -> str:
     """Where the other hosts find this one."""
-    mine = checkup.comers[checkup.rank]
-    elsewhere = [comer.address for comer in checkup.comers if comer.host != mine.host]
+    mine = checkup.arrivals[checkup.rank]
+    elsewhere = [arrival.address for arrival in checkup.arrivals if arrival.host != mine.host]
     found = address_of(name) if name else None
     return found or (own_address(elsewhere[0]) if elsewhere else mine.address)
 
@@ -168,7 +168,7 @@ def _try(door: _Door) -> str:
     return "" if said == door.token.encode() else "another machine answers there"
 
 
-def speeds(checkup: Checkup, backend: str | None, device: torch.device) -> dict[str, Speed]:
+def speeds(checkup: HealthCheck, backend: str | None, device: torch.device) -> dict[str, Speed]:
     """What an all-reduce costs over Gloo, and over the backend of the device where there is one."""
     name = interface_here(checkup)
     if name is not None:

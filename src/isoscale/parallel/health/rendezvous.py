@@ -26,7 +26,7 @@ from isoscale.parallel import secret
 from isoscale.parallel.environments.base import LOOPBACK
 from isoscale.parallel.environments.find import Environment
 from isoscale.parallel.health.server import listen
-from isoscale.parallel.health.signed_store import Board, Store, prefixed, unsigned
+from isoscale.parallel.health.signed_store import SignedStore, Store, prefixed, unsigned
 from isoscale.parallel.messages import Forged
 
 Result = TypeVar("Result")
@@ -58,7 +58,7 @@ class OtherSecret(NotMet):
 
 
 @dataclass(frozen=True)
-class Comer:
+class Arrival:
     """A process that has come."""
 
     host: str
@@ -104,8 +104,8 @@ class Rendezvous:
         self.board = self._board(self._connect())
         """Where ranks write for each other; signed with the key of this meeting once all have come."""
 
-    def _board(self, store: Store) -> Board:
-        return Board(prefixed(self._room, store), self._key)
+    def _board(self, store: Store) -> SignedStore:
+        return SignedStore(prefixed(self._room, store), self._key)
 
     def _be_there(self) -> None:
         """Make sure that the others look for rank 0 where it is, if nobody said where that is."""
@@ -135,7 +135,7 @@ class Rendezvous:
                 "take the host of rank 0 and a port that is free there"
             ) from None
 
-    def another_board(self) -> Board:
+    def another_board(self) -> SignedStore:
         """The same board over another connection: a thread that waits in the first one keeps it."""
         return self._board(self._open(is_master=False))
 
@@ -166,40 +166,42 @@ class Rendezvous:
             f"look at why {who} did not start, or wait longer: {PATIENCE}={2 * self._seconds:g}"
         )
 
-    def meet(self) -> list[Comer]:
+    def meet(self) -> list[Arrival]:
         """Wait for all ranks; who they are."""
         here, board = self._environment, self.board
         mine = asdict(_myself(here))
         try:
             said = board.propose("world", here.world)
         except Forged:
-            board.set(_comer(here.rank), mine)
+            board.set(_arrival(here.rank), mine)
             raise self._others() from None
         if said != here.world:
             raise UserError(f"rank {here.rank} was told WORLD_SIZE={here.world}, another one {said}: they must agree")
         if board.count(f"times/{here.rank}") > 1:
             raise UserError(f"two processes say that they are rank {here.rank}: give each its own RANK, from 0 on")
-        board.set(_comer(here.rank), mine)
+        board.set(_arrival(here.rank), mine)
         if board.count("count") == here.world:
             board.set("result", [])
         try:
-            comers = self._all_comers()
+            arrivals = self._all_comers()
         except Forged:
             raise self._others() from None
-        self._key = self._key.derive(self._room.encode(), *(comer.nonce.encode() for comer in comers))
-        self.board = Board(board.store, self._key)
-        return comers
+        self._key = self._key.derive(self._room.encode(), *(arrival.nonce.encode() for arrival in arrivals))
+        self.board = SignedStore(board.store, self._key)
+        return arrivals
 
-    def _all_comers(self) -> list[Comer]:
+    def _all_comers(self) -> list[Arrival]:
         here, board = self._environment, self.board
         while not board.has("result"):
             if time.monotonic() > self._deadline:
-                missing = [rank for rank in range(here.world) if not board.has(_comer(rank))]
+                missing = [rank for rank in range(here.world) if not board.has(_arrival(rank))]
                 board.propose("result", missing)
             time.sleep(LOOK_EVERY)
         missing = board.get("result")
         there = [rank for rank in range(here.world) if rank not in missing]
-        found = {rank: Comer(**each) for rank, each in zip(there, board.get_all(list(map(_comer, there))), strict=True)}
+        found = {
+            rank: Arrival(**each) for rank, each in zip(there, board.get_all(list(map(_arrival, there))), strict=True)
+        }
         if missing:
             if self._hosts_store:
                 time.sleep(STAY)
@@ -210,11 +212,11 @@ class Rendezvous:
         """Tell all that some have another secret; who, as far as they came, in words."""
         here, board = self._environment, self.board
         board.store.compare_set("result", "", "[]")  # without a signature: whoever waits looks at who has come
-        came = [rank for rank in range(here.world) if board.has(_comer(rank))]
+        came = [rank for rank in range(here.world) if board.has(_arrival(rank))]
         same, others = [here.rank], []
         for rank in came:
             try:
-                board.get(_comer(rank))
+                board.get(_arrival(rank))
                 same.append(rank)
             except Forged:
                 others.append(self._called(rank))
@@ -231,18 +233,18 @@ class Rendezvous:
 
     def _called(self, rank: int) -> str:
         """The name of a rank that has another secret: what it says of itself need not be true."""
-        said = unsigned(self.board.store.get(_comer(rank)))
+        said = unsigned(self.board.store.get(_arrival(rank)))
         host = said.get("host") if isinstance(said, dict) else None
         is_name = isinstance(host, str) and len(host) < 100 and host.isprintable()
         return f"rank {rank} on {host}" if is_name else f"rank {rank}"
 
-    def _describe(self, missing: Sequence[int], found: dict[int, Comer]) -> str:
+    def _describe(self, missing: Sequence[int], found: dict[int, Arrival]) -> str:
         here = self._environment
-        hosts = {here.node_of(rank): comer.host for rank, comer in found.items()}
+        hosts = {here.node_of(rank): arrival.host for rank, arrival in found.items()}
         hosts.pop(None, None)
         known = {rank: here.hosts[rank] if here.hosts else hosts.get(here.node_of(rank)) for rank in missing}
         names = ", ".join(f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in known.items())
-        came = ", ".join(f"rank {rank} from {comer}" for rank, comer in found.items())
+        came = ", ".join(f"rank {rank} from {arrival}" for rank, arrival in found.items())
         return (
             f"{len(missing)} of {here.world} ranks did not come within {self._seconds:g} s: {names}\n"
             f"there were: {came}\n"
@@ -250,7 +252,7 @@ class Rendezvous:
         )
 
 
-def _comer(rank: int) -> str:
+def _arrival(rank: int) -> str:
     """Where on the board a rank says who it is."""
     return f"rank/{rank}"
 
@@ -283,8 +285,8 @@ def within(seconds: float, function: Callable[[], Result], look: Callable[[], No
     return answer.result()
 
 
-def _myself(environment: Environment) -> Comer:
-    return Comer(socket.gethostname(), os.getpid(), own_address(environment.address), secrets.token_hex(16))
+def _myself(environment: Environment) -> Arrival:
+    return Arrival(socket.gethostname(), os.getpid(), own_address(environment.address), secrets.token_hex(16))
 
 
 def own_door(environment: Environment) -> str:
@@ -354,14 +356,14 @@ def _can_bind(family: int, address: Any) -> bool:
         return True
 
 
-def interface(comers: Sequence[Comer], rank: int) -> str | None:
+def interface(arrivals: Sequence[Arrival], rank: int) -> str | None:
     """The network interface over which a rank reaches the others; None where that cannot be known.
 
     Where the name of a machine means the machine itself (127.0.0.1), as on many systems, the ranks on it take the way
     to a rank elsewhere.
     """
-    mine = comers[rank]
-    elsewhere = [comer.address for comer in comers if comer.host != mine.host]
+    mine = arrivals[rank]
+    elsewhere = [arrival.address for arrival in arrivals if arrival.host != mine.host]
     address = own_address(elsewhere[0]) if elsewhere and mine.address.startswith("127.") else mine.address
     return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
 

@@ -1,10 +1,10 @@
 """Where the news of all ranks come together: rank 0 hears who is alive, how far each has come and what went wrong.
 
-Every rank keeps one connection to the hub. The system closes it when a process ends, however it ends, so that a dead
+Every rank keeps one connection to the server. The system closes it when a process ends, however it ends, so that a dead
 rank is noticed at once and one that merely computes for long is never taken for dead. Where a worker of the dead rank
 keeps it open, the rank beside it on the same machine knows.
 
-Whoever connects is a stranger until he has proved that he knows the secret of the training, and the hub has proved the
+Whoever connects is a stranger until he has proved that he knows the secret of the training, and the server has proved the
 same to him. Strangers are few, have little time and few bytes, and whatever they send, it is they who are hung up on.
 When all ranks are there, nobody else is let in.
 """
@@ -166,9 +166,9 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def knock(place: tuple[str, int], rank: int, key: Key) -> Line:
-    """The connection of a rank to the hub, after each has proved to the other that it knows the secret.
+    """The connection of a rank to the server, after each has proved to the other that it knows the secret.
 
-    An OSError where nobody answers, and where it is not the hub who does. Who is turned away, because many others came
+    An OSError where nobody answers, and where it is not the server who does. Who is turned away, because many others came
     at the same time, tries again.
     """
     until = time.monotonic() + TO_BE_HEARD
@@ -208,7 +208,7 @@ def proved(key: Key, challenge: bytes, said: dict[str, Any]) -> int | None:
 
 
 def proof_of_hub(key: Key, said: dict[str, Any]) -> str:
-    """What the hub answers to a rank that has asked for a proof."""
+    """What the server answers to a rank that has asked for a proof."""
     return key.sign(b"hub", str(said["challenge"]).encode()).hex()
 
 
@@ -257,7 +257,7 @@ class _Stranger:
 
 
 @dataclass
-class Hub:
+class HealthServer:
     """Listens to all ranks and tells all of them when they have to end, and why."""
 
     hosts: Sequence[str]
@@ -440,7 +440,7 @@ class Hub:
             self._tell(cause=asdict(cause))
 
     def _tell(self, **message: Any) -> None:
-        """The first rank comes last: when it has heard the end, the hub may end with it."""
+        """The first rank comes last: when it has heard the end, the server may end with it."""
         for member in sorted(self._members.values(), key=lambda each: -each.rank):
             if not member.gone:
                 member.line.send(**message)

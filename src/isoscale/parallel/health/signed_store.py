@@ -19,7 +19,7 @@ def prefixed(prefix: str, store: Store) -> Store:
     return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
-class Board:
+class SignedStore:
     """Words by name that only those believe who have the key, and only from those who have it.
 
     Who writes without the key can bring a meeting to its end, since words are then missing or not believed, and no
@@ -31,9 +31,9 @@ class Board:
         self.store = store
         self.key = key
 
-    def within(self, prefix: str) -> "Board":
+    def within(self, prefix: str) -> "SignedStore":
         """A board on which names are its own."""
-        return Board(prefixed(prefix, self.store), self.key.derive(prefix.encode()))
+        return SignedStore(prefixed(prefix, self.store), self.key.derive(prefix.encode()))
 
     def set(self, name: str, value: Any) -> None:
         """Write something that JSON can hold."""

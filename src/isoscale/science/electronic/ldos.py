@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from isoscale.config import Config
 from isoscale.data.batches import Batch
 from isoscale.data.sources import Source
-from isoscale.engine.dataset_metrics import Store, Survey
+from isoscale.engine.dataset_metrics import EvaluatedDataset, Store
 from isoscale.engine.task import Supervised
 from isoscale.errors import UserError
 from isoscale.science.electronic.integrals import EnergyGrid
@@ -51,9 +51,9 @@ class Physics(Config):
             raise ValueError(f"there is no metric {unknown[0]!r}; there is {', '.join(METRICS)}")
         return metrics
 
-    def is_due(self, survey: Survey) -> bool:
+    def is_due(self, dataset: EvaluatedDataset) -> bool:
         """Whether to measure now."""
-        occasion = survey.occasion
+        occasion = dataset.occasion
         if occasion.is_rehearsal:
             return True
         if occasion.is_first:
@@ -88,7 +88,7 @@ class Ldos(Supervised):
         self.clamp = clamp
         self._terms: LossTerms | None = None
 
-    def check_data(self, role: str, source: Source) -> None:
+    def check_data(self, split: str, source: Source) -> None:
         """Refuse targets of another energy grid, and snapshots about which too little is known."""
         found = getattr(source, "columns", {}).get("target")
         if found is not None and found.row_shape != (self.grid.size,):
@@ -97,9 +97,9 @@ class Ldos(Supervised):
                 f"task.energies.size is {self.grid.size}"
             )
         self._check_network(source)
-        if role in ("val", "test") and self.physics is not None and isinstance(source, SnapshotSource):
+        if split in ("val", "test") and self.physics is not None and isinstance(source, SnapshotSource):
             check_calculations(source, self.physics.metrics)
-        if role == "train" and self.physics is not None and self.physics.loss:
+        if split == "train" and self.physics is not None and self.physics.loss:
             check_training(source, self.physics.loss)
 
     def _check_network(self, source: Source) -> None:
@@ -115,7 +115,7 @@ class Ldos(Supervised):
                 f"task.model.widths are {self.model.widths}: set task.model.widths={wanted}"
             )
 
-    def get_ready(self, source: Source, transforms: Sequence[Any]) -> None:
+    def prepare_training(self, source: Source, transforms: Sequence[Any]) -> None:
         """Compute how the energies of the training snapshots depend on errors at their points."""
         if self.physics is not None and self.physics.loss:
             self._terms = make_terms(self.physics.loss, self.physics.group, source, self.grid, self, transforms)
@@ -132,30 +132,30 @@ class Ldos(Supervised):
         mean = ldos.mean if type(ldos.weight) is int and ldos.weight == len(target) else ldos
         return {"ldos": mean, **self._terms(error, batch["snapshot"])}
 
-    def survey(self, survey: Survey) -> dict[str, float]:
+    def evaluate_dataset(self, dataset: EvaluatedDataset) -> dict[str, float]:
         """The physical errors of every snapshot, and the mean of their absolute values."""
-        if not isinstance(survey.source, SnapshotSource) or not self._wanted(survey):
+        if not isinstance(dataset.source, SnapshotSource) or not self._wanted(dataset):
             return {}
-        measurement = Measurement(survey, self.grid, self.clamp, self._wanted(survey))
-        if not survey.occasion.is_rehearsal:
-            show(measurement, survey)
+        measurement = Measurement(dataset, self.grid, self.clamp, self._wanted(dataset))
+        if not dataset.occasion.is_rehearsal:
+            show(measurement, dataset)
             for words in measurement.notes():
-                survey.note(words)
-        named = [measurement.named(metric) for metric in self._wanted(survey)]
+                dataset.note(words)
+        named = [measurement.named(metric) for metric in self._wanted(dataset)]
         found = [values[0] for values in named] + [pair for values in named for pair in values[1:]]
-        return {name: value for name, value in found if survey.occasion.is_rehearsal or not math.isnan(value)}
+        return {name: value for name, value in found if dataset.occasion.is_rehearsal or not math.isnan(value)}
 
-    def _wanted(self, survey: Survey) -> Sequence[str]:
+    def _wanted(self, dataset: EvaluatedDataset) -> Sequence[str]:
         """The metrics to measure now."""
-        if survey.occasion.is_full:
+        if dataset.occasion.is_full:
             return list(METRICS)
-        return self.physics.metrics if self.physics is not None and self.physics.is_due(survey) else ()
+        return self.physics.metrics if self.physics is not None and self.physics.is_due(dataset) else ()
 
-    def conclude(self, survey: Survey, store: Store) -> None:
+    def write_predictions(self, dataset: EvaluatedDataset, store: Store) -> None:
         """The local density of states of every snapshot on its grid, and what follows from it."""
-        if not isinstance(survey.source, SnapshotSource):
+        if not isinstance(dataset.source, SnapshotSource):
             raise UserError("predictions of a local density of states need data of the class snapshots")
-        Results(survey, self.grid, self.clamp).write(store)
+        Results(dataset, self.grid, self.clamp).write(store)
 
 
 def _grid(energies: dict[str, float]) -> EnergyGrid:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from isoscale.engine.dataset_metrics import Seen, Survey
+from isoscale.engine.dataset_metrics import EvaluatedDataset, Seen
 from isoscale.errors import UserError
 from isoscale.science.electronic.integrals import EnergyGrid
 from isoscale.science.electronic.snapshot_source import SnapshotSource
@@ -69,11 +69,11 @@ def check_calculations(source: SnapshotSource, metrics: Sequence[str]) -> None:
 class Measurement:
     """The physics of a stage's snapshots: every metric that there is, and those of the density where asked for."""
 
-    def __init__(self, survey: Survey, grid: EnergyGrid, clamp: bool, metrics: Sequence[str]) -> None:
+    def __init__(self, dataset: EvaluatedDataset, grid: EnergyGrid, clamp: bool, metrics: Sequence[str]) -> None:
         """Look at all samples once, and once more where the density or a picture of all points needs it."""
-        assert isinstance(survey.source, SnapshotSource)
-        self.grid, self.snapshots = grid, survey.source.snapshots
-        self._looks = looks = _Looks(survey, survey.source, grid, clamp)
+        assert isinstance(dataset.source, SnapshotSource)
+        self.grid, self.snapshots = grid, dataset.source.snapshots
+        self._looks = looks = _Looks(dataset, dataset.source, grid, clamp)
         sums = looks.sums()
         self.is_whole = sums.num_points == looks.column([each.num_rows for each in self.snapshots])
         points = sums.num_points * grid.size
@@ -83,12 +83,12 @@ class Measurement:
         self._knowable = {name: sums.num_points > 0 for name in self._found}
         self.systems: Systems | None = None
         if any(calculation_of(each) is not None for each in self.snapshots):
-            self.systems = Systems(self.snapshots, grid, survey.device)
+            self.systems = Systems(self.snapshots, grid, dataset.device)
             self._fill(self.systems, sums)
         needs_density = self.systems is not None and not set(NEED_DENSITY).isdisjoint(metrics)
         self.histogram: Histogram | None = None
-        if needs_density or survey.occasion.shows:
-            self._look_again(survey.occasion.shows)
+        if needs_density or dataset.occasion.shows:
+            self._look_again(dataset.occasion.shows)
 
     def named(self, metric: str) -> list[tuple[str, float]]:
         """A metric of all snapshots together, and of each.
@@ -192,16 +192,16 @@ class _Points(NamedTuple):
 
 
 class _Looks:
-    """Goes through all points of a survey, and adds up."""
+    """Goes through all points of a dataset, and adds up."""
 
-    def __init__(self, survey: Survey, source: SnapshotSource, grid: EnergyGrid, clamp: bool) -> None:
-        self._survey, self._source, self._grid, self._clamp = survey, source, grid, clamp
+    def __init__(self, dataset: EvaluatedDataset, source: SnapshotSource, grid: EnergyGrid, clamp: bool) -> None:
+        self._dataset, self._source, self._grid, self._clamp = dataset, source, grid, clamp
         self._num = len(source.snapshots)
         self._largest = self.column([-torch.inf, -torch.inf])
         """Of the negative and of the plain values: minus the smallest, and the largest."""
 
     def column(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=self._survey.device)
+        return torch.tensor(values, dtype=torch.float64, device=self._dataset.device)
 
     def sums(self) -> _Sums:
         matrix, column = (self._num, self._grid.size), (self._num,)
@@ -209,8 +209,8 @@ class _Looks:
 
     def _sum(self, points: _Points) -> list[Tensor]:
         apart = points.predicted - points.true
-        scaled = self._survey.scaled(points.seen.output) - self._survey.scaled(points.seen.batch["target"])
-        if self._survey.occasion.shows:
+        scaled = self._dataset.scaled(points.seen.output) - self._dataset.scaled(points.seen.batch["target"])
+        if self._dataset.occasion.shows:
             both = torch.stack([points.predicted, points.true])
             self._largest = torch.maximum(self._largest, torch.stack([-both.amin(), both.amax()]))
         per_point = [apart.square().sum(1), apart.abs().sum(1), scaled.double().square().sum(1)]
@@ -219,7 +219,7 @@ class _Looks:
 
     def again(self, weights: Sequence[Tensor], counts: bool) -> tuple[Tensor, Histogram | None]:
         """How far apart the densities are that weights of predicted and of true states give; and a histogram."""
-        low, high = (-self._survey.largest(self._largest) * self.column([1, -1])).tolist() if counts else (0.0, 0.0)
+        low, high = (-self._dataset.largest(self._largest) * self.column([1, -1])).tolist() if counts else (0.0, 0.0)
         step = max(high - low, torch.finfo(torch.float64).tiny) / NUM_BINS
 
         def look(points: _Points) -> list[Tensor]:
@@ -243,11 +243,11 @@ class _Looks:
                 sums[points.seen.shard] = found
             else:
                 torch._foreach_add_(before, found)
-        zeros = [torch.zeros(shape, dtype=torch.float64, device=self._survey.device) for shape in shapes]
-        return self._survey.add(sums, lambda: zeros)
+        zeros = [torch.zeros(shape, dtype=torch.float64, device=self._dataset.device) for shape in shapes]
+        return self._dataset.add(sums, lambda: zeros)
 
     def _points(self) -> Iterator[_Points]:
-        for seen in self._survey.look():
+        for seen in self._dataset.look():
             predicted, true = seen.output.double(), seen.batch["target"].double()
             numbers = self._source.snapshot_of(seen.samples.to(predicted.device))
             which = torch.nn.functional.one_hot(numbers, self._num).T.double()

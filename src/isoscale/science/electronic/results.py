@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isoscale.engine.dataset_metrics import Store, Survey
+from isoscale.engine.dataset_metrics import EvaluatedDataset, Store
 from isoscale.science.electronic.integrals import EnergyGrid
 from isoscale.science.electronic.snapshot_source import Snapshot, SnapshotSource
 from isoscale.science.electronic.states import Filling
@@ -17,12 +17,12 @@ ROWS_AT_ONCE = 1 << 16
 
 
 class Results:
-    """The predictions of all snapshots of a survey; the true states, which may not exist, are not looked at."""
+    """The predictions of all snapshots of a dataset; the true states, which may not exist, are not looked at."""
 
-    def __init__(self, survey: Survey, grid: EnergyGrid, clamp: bool) -> None:
+    def __init__(self, dataset: EvaluatedDataset, grid: EnergyGrid, clamp: bool) -> None:
         """With `clamp`, nothing is below zero."""
-        assert isinstance(survey.source, SnapshotSource)
-        self._survey, self._source, self._grid, self._clamp = survey, survey.source, grid, clamp
+        assert isinstance(dataset.source, SnapshotSource)
+        self._dataset, self._source, self._grid, self._clamp = dataset, dataset.source, grid, clamp
 
     def write(self, store: Store) -> None:
         """All of it: what needs no calculation of every snapshot, the rest of those that have one."""
@@ -31,15 +31,15 @@ class Results:
         tables = [self._table(snapshot, store) for snapshot in snapshots]
         sums = self._fill(tables)
         if all(calculation_of(each) is None for each in snapshots):
-            self._survey.note("no snapshot has a calculation beside it: only the LDOS is written")
+            self._dataset.note("no snapshot has a calculation beside it: only the LDOS is written")
             return
-        systems = Systems(snapshots, self._grid, self._survey.device)
+        systems = Systems(snapshots, self._grid, self._dataset.device)
         filling = systems.filled(sums[systems.numbers])
         for place, number in enumerate(systems.numbers):
             self._write_states(store, snapshots[number], filling, place, tables[number])
         unfilled = systems.unfilled(filling, "predicted", torch.ones_like(filling.fermi, dtype=torch.bool))
         if unfilled:
-            self._survey.note(f"{unfilled}. What follows from a Fermi level is not written")
+            self._dataset.note(f"{unfilled}. What follows from a Fermi level is not written")
 
     def _table(self, snapshot: Snapshot, store: Store) -> NDArray[np.float32]:
         """One row a point, to be filled, of an array that has the shape of the grid."""
@@ -48,8 +48,8 @@ class Results:
 
     def _fill(self, tables: list[NDArray[np.float32]]) -> Tensor:
         """Write predictions as they come; returns their sums over the points of each snapshot."""
-        sums = torch.zeros(len(tables), self._grid.size, dtype=torch.float64, device=self._survey.device)
-        for seen in self._survey.look():
+        sums = torch.zeros(len(tables), self._grid.size, dtype=torch.float64, device=self._dataset.device)
+        for seen in self._dataset.look():
             predicted = seen.output.clamp(min=0) if self._clamp else seen.output
             numbers = self._source.snapshot_of(seen.samples)
             for number in numbers.unique().tolist():

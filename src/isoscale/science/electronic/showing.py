@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from isoscale.engine.dataset_metrics import Survey
+from isoscale.engine.dataset_metrics import EvaluatedDataset
 from isoscale.observe.figures import Curves, Parity, ParityPoints
 from isoscale.science.electronic.physics import Measurement
 from isoscale.science.electronic.states import Filling
@@ -12,25 +12,25 @@ MOST_SNAPSHOTS = 4
 LDOS = "LDOS (1/(eV Å³))"
 
 
-def show(measurement: Measurement, survey: Survey) -> None:
+def show(measurement: Measurement, dataset: EvaluatedDataset) -> None:
     """Show all that there is, where somebody looks."""
-    if not survey.occasion.shows:
+    if not dataset.occasion.shows:
         return
-    _show_parity(measurement, survey)
+    _show_parity(measurement, dataset)
     if measurement.systems is not None:
-        _show_energies(measurement, survey)
-        _show_states(measurement, survey)
+        _show_energies(measurement, dataset)
+        _show_states(measurement, dataset)
 
 
-def _show_parity(measurement: Measurement, survey: Survey) -> None:
+def _show_parity(measurement: Measurement, dataset: EvaluatedDataset) -> None:
     found = measurement.histogram
     if found is not None and found.high > found.low:
         absolute, square = (dict(measurement.named(name))[name] for name in ("ldos_mae", "ldos"))
         words = [f"mean absolute error {absolute:.3g}", f"root mean square error {np.sqrt(square):.3g}"]
-        survey.show("ldos_parity", Parity(found.counts.cpu().numpy(), found.low, found.high, LDOS, words))
+        dataset.show("ldos_parity", Parity(found.counts.cpu().numpy(), found.low, found.high, LDOS, words))
 
 
-def _show_energies(measurement: Measurement, survey: Survey) -> None:
+def _show_energies(measurement: Measurement, dataset: EvaluatedDataset) -> None:
     """The band energies of those snapshots that have them, where they are several."""
     systems, levels = measurement.systems, measurement.levels
     assert systems is not None
@@ -39,21 +39,21 @@ def _show_energies(measurement: Measurement, survey: Survey) -> None:
     names = [name for name, is_there in zip(systems.names, whole.tolist(), strict=True) if is_there]
     if len(names) > 1:
         found = [each[whole].cpu().numpy() for each in (true, predicted)]
-        survey.show("band_energy_parity", ParityPoints(names, found[0], found[1], "band energy (eV/atom)"))
+        dataset.show("band_energy_parity", ParityPoints(names, found[0], found[1], "band energy (eV/atom)"))
 
 
-def _show_states(measurement: Measurement, survey: Survey) -> None:
+def _show_states(measurement: Measurement, dataset: EvaluatedDataset) -> None:
     systems, levels = measurement.systems, measurement.levels
     assert systems is not None
     energies = measurement.grid.energies().numpy()
     whole = measurement.is_whole[systems.numbers].tolist()
     shown = [number for number, is_there in enumerate(whole) if is_there]
-    for number in shown if survey.occasion.is_full else shown[:MOST_SNAPSHOTS]:
+    for number in shown if dataset.occasion.is_full else shown[:MOST_SNAPSHOTS]:
         fillings = {"true": levels.true, "predicted": levels.predicted}
         values = {name: filling.dos[number].cpu().numpy() for name, filling in fillings.items()}
         marks = {name: mark for name, filling in fillings.items() if (mark := _fermi_level(filling, number))}
         name = systems.names[number]
-        survey.show(f"dos/{name}", Curves(energies, values, "energy (eV)", "density of states (1/eV)", marks))
+        dataset.show(f"dos/{name}", Curves(energies, values, "energy (eV)", "density of states (1/eV)", marks))
 
 
 def _fermi_level(filling: Filling, number: int) -> tuple[str, float] | None:

@@ -54,23 +54,23 @@ class SnapshotReader:
     columns: str | list[int] | None
     on_nan: OnNan
 
-    def source(self, specs: Sequence[Spec], role: str, blank: tuple[int, ...] | None = None) -> SnapshotSource:
-        """All snapshots of a role; with `blank`, the shape of a target, they need none."""
-        paths = [found for spec in specs for found in self._find(spec, role)]
-        opened = [self._opened(name, files, role) for name, files in _named_apart(paths, role).items()]
+    def source(self, specs: Sequence[Spec], split: str, blank: tuple[int, ...] | None = None) -> SnapshotSource:
+        """All snapshots of a split; with `blank`, the shape of a target, they need none."""
+        paths = [found for spec in specs for found in self._find(spec, split)]
+        opened = [self._opened(name, files, split) for name, files in _named_apart(paths, split).items()]
         columns = {"input": _joined([each.input for each in opened])}
-        targets = [_target(each, role, blank) for each in opened]
+        targets = [_target(each, split, blank) for each in opened]
         columns["target"] = _joined(targets)
         snapshots = [each.snapshot for each in opened]
         return SnapshotSource(columns, snapshots) if self.on_nan == "keep" else self._sound(columns, snapshots)
 
-    def _find(self, spec: Spec, role: str) -> list[tuple[str, dict[str, str]]]:
+    def _find(self, spec: Spec, split: str) -> list[tuple[str, dict[str, str]]]:
         """The snapshots that a name, a pattern or a mapping stands for: their files by what they hold."""
         if isinstance(spec, Mapping):
             unknown = sorted(set(spec) - set(SUFFIXES))
-            if unknown or not ({"input"} if role == "predict" else {"input", "target"}) <= set(spec):
+            if unknown or not ({"input"} if split == "predict" else {"input", "target"}) <= set(spec):
                 raise UserError(
-                    f"data.{role}: a snapshot has input, target and perhaps info, but {dict(spec)} was found"
+                    f"data.{split}: a snapshot has input, target and perhaps info, but {dict(spec)} was found"
                 )
             return [(_stem(spec["input"]), {name: str(self.folder / file) for name, file in spec.items()})]
         names = sorted(self._names(spec), key=lambda name: natural(Path(name)))
@@ -78,8 +78,8 @@ class SnapshotReader:
             near = self._names(str(Path(spec).parent / "*"))
             there = ", ".join(sorted((Path(name).name for name in near), key=lambda name: natural(Path(name)))[:8])
             where = (self.folder / spec).parent
-            raise UserError(f'data.{role}: there is no snapshot "{spec}" in {where}; there is {there or "none"}')
-        return [(Path(name).name, _files(name, role)) for name in names]
+            raise UserError(f'data.{split}: there is no snapshot "{spec}" in {where}; there is {there or "none"}')
+        return [(Path(name).name, _files(name, split)) for name in names]
 
     def _names(self, pattern: str) -> set[str]:
         """Paths without what follows the name of a snapshot."""
@@ -87,7 +87,7 @@ class SnapshotReader:
         suffixes = SUFFIXES["input"]
         return {path.removesuffix(suffix) for suffix in suffixes for path in glob.glob(start + suffix)}
 
-    def _opened(self, name: str, files: Mapping[str, str], role: str) -> _Opened:
+    def _opened(self, name: str, files: Mapping[str, str], split: str) -> _Opened:
         grids = {what: _grid(files[what]) for what in ("input", "target") if what in files}
         if "target" in grids and not _agree(grids["input"], grids["target"]):
             raise UserError(
@@ -106,7 +106,7 @@ class SnapshotReader:
         shapes = [*grids.values(), *([known.grid] if known is not None and known.grid is not None else [])]
         grid = max(shapes, key=len)
         snapshot = Snapshot(name, first, target, math.prod(grid), grid, known, _shuffled(name, first))
-        where = f"data.{role}"
+        where = f"data.{split}"
         targets = _open(files["target"], where) if target else None
         return _Opened(snapshot, _open(files["input"], where, self.columns), targets)
 
@@ -128,7 +128,7 @@ class SnapshotReader:
         return SnapshotSource(kept, [_without(each, count) for each, count in zip(snapshots, counts, strict=True)])
 
 
-def _named_apart(found: Sequence[tuple[str, dict[str, str]]], role: str) -> dict[str, dict[str, str]]:
+def _named_apart(found: Sequence[tuple[str, dict[str, str]]], split: str) -> dict[str, dict[str, str]]:
     """Snapshots of several folders may have the same name: then the folder is a part of it."""
     folders = [Path(files["input"]).parent for _, files in found]
     ways = [
@@ -139,16 +139,16 @@ def _named_apart(found: Sequence[tuple[str, dict[str, str]]], role: str) -> dict
     for each, (_, files) in zip(ways, found, strict=True):
         own = next((way for way in each if counts[way] == 1), None)
         if own is None:
-            raise UserError(f"data.{role} names the snapshot {each[-1]} twice; leave one of them out")
+            raise UserError(f"data.{split} names the snapshot {each[-1]} twice; leave one of them out")
         named[own] = files
     return named
 
 
-def _files(name: str, role: str) -> dict[str, str]:
+def _files(name: str, split: str) -> dict[str, str]:
     found = {}
     for what, suffixes in SUFFIXES.items():
         there = [name + suffix for suffix in suffixes if Path(name + suffix).exists()]
-        if not there and what == "target" and role != "predict":
+        if not there and what == "target" and split != "predict":
             raise UserError(f"snapshot {Path(name).name} has no file {name}{suffixes[0]}")
         found.update({what: there[0]} if there else {})
     return found
@@ -196,11 +196,11 @@ def _joined(parts: Sequence[Column]) -> Column:
     return Joined([part if part.dtype == common else View(part, slice(None), common) for part in parts])
 
 
-def _target(opened: _Opened, role: str, blank: tuple[int, ...] | None) -> Column:
+def _target(opened: _Opened, split: str, blank: tuple[int, ...] | None) -> Column:
     if opened.target is not None:
         return opened.target
     if blank is None:
-        raise UserError(f"data.{role} has snapshots without a target, so that data.train must say what one looks like")
+        raise UserError(f"data.{split} has snapshots without a target, so that data.train must say what one looks like")
     return _Blank(opened.snapshot.name, opened.snapshot.num_rows, blank)
 
 

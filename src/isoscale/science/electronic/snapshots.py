@@ -38,7 +38,7 @@ class Snapshots(Sources):
         """
         reader = SnapshotReader(_folder(path), info, columns, on_nan)
         given = {"train": train, "val": val, "test": test}
-        sources = {role: reader.source(specs, role) for role, specs in given.items() if specs}
+        sources = {split: reader.source(specs, split) for split, specs in given.items() if specs}
         width = next((source.columns["target"].row_shape for source in sources.values()), None)
         if predict:
             sources["predict"] = reader.source(predict, "predict", width)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from isoscale.data.batches import Batch
 from isoscale.data.sources import Source
-from isoscale.engine.task import Pair, Supervised, Tally, check_labels, class_numbers
+from isoscale.engine.task import Supervised, Tally, WeightedSum, check_labels, class_numbers
 from isoscale.errors import UserError
-from isoscale.observe.figures import Exhibit, Matrix, Pictures, PrecisionRecall
+from isoscale.observe.figures import Figure, Matrix, Pictures, PrecisionRecall
 from isoscale.science.images.metrics import confusion_counts, detection, macro_scores
 
 NUM_SHOWN = 32
@@ -44,14 +44,14 @@ class Classifier(Supervised):
             self._loss = partial(self._loss, label_smoothing=label_smoothing)
         self._variants = VARIANTS[average_over]
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Pair:
+    def training_step(self, batch: Batch, batch_idx: int) -> WeightedSum:
         """The loss and the accuracy."""
         images, target = self.split(batch)
         scores = self.model(images)
         self.log("accuracy", self._metrics["accuracy"](scores.detach(), target))
         return self._weighted_loss(scores, target)
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> Pair:
+    def validation_step(self, batch: Batch, batch_idx: int) -> WeightedSum:
         """The loss, the accuracy, and the counts from which precision, recall and F1 follow."""
         images, target = self.split(batch)
         scores = self.scores(images)
@@ -60,7 +60,7 @@ class Classifier(Supervised):
         self.log("confusion", Tally(counts, macro_scores))
         return self._weighted_loss(scores, target)
 
-    def test_step(self, batch: Batch, batch_idx: int) -> Pair:
+    def test_step(self, batch: Batch, batch_idx: int) -> WeightedSum:
         """As in validation."""
         return self.validation_step(batch, batch_idx)
 
@@ -76,12 +76,12 @@ class Classifier(Supervised):
             return self.model(images)
         return torch.stack([weight * self.model(variant).float() for variant, weight in variants]).sum(0)
 
-    def _weighted_loss(self, scores: Tensor, target: Tensor) -> Pair:
+    def _weighted_loss(self, scores: Tensor, target: Tensor) -> WeightedSum:
         if self.class_weights is None:
             return self._loss(scores, target)
         return self._loss(scores, target, weight=self.class_weights.to(scores.dtype))
 
-    def check_data(self, role: str, source: Source) -> None:
+    def check_data(self, split: str, source: Source) -> None:
         """Refuse labels that the model has no score for, and class weights of another number of classes."""
         target, num_classes = self.targets(source), self._num_classes()
         if num_classes is None:
@@ -92,14 +92,14 @@ class Classifier(Supervised):
                 "give one for each"
             )
         if target is not None:
-            check_labels(target, role, num_classes, ignored=None)
+            check_labels(target, split, num_classes, ignored=None)
 
     def _num_classes(self) -> int | None:
         """As many as the last linear layer has outputs."""
         linear = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
         return linear[-1].out_features if linear else None
 
-    def show_inputs(self, source: Source, batch: Batch) -> dict[str, Exhibit]:
+    def show_inputs(self, source: Source, batch: Batch) -> dict[str, Figure]:
         """Some training images as the network sees them, or as they are stored where it sees rows of numbers."""
         images, target = self.split(batch)
         target = _numbers(target)
@@ -109,7 +109,7 @@ class Classifier(Supervised):
         names = class_names(source, 1 + int(target.max()))
         return {} if pixels is None else {"inputs": Pictures(pixels, [names[int(label)] for label in target])}
 
-    def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Exhibit]:
+    def show_results(self, source: Source, outputs: dict[str, Tensor]) -> dict[str, Figure]:
         """The confusion matrix, precision-recall curves, and a grid of predictions."""
         probability, predicted = outputs["probability"], outputs["class"]
         indices = torch.arange(len(predicted))
@@ -118,7 +118,7 @@ class Classifier(Supervised):
         target = class_numbers(probability, target)
         names = class_names(source, probability.shape[1])[: probability.shape[1]]
         counts = confusion_counts(predicted, target, len(names)).numpy()
-        shown: dict[str, Exhibit] = {"confusion": Matrix(counts, names)}
+        shown: dict[str, Figure] = {"confusion": Matrix(counts, names)}
         frequent = torch.argsort(torch.from_numpy(counts.sum(1)), descending=True, stable=True)[:MOST_CURVES]
         shown["precision_recall"] = PrecisionRecall(
             {names[index]: detection(probability[:, index], target == index) for index in sorted(frequent.tolist())}

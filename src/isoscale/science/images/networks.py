@@ -73,7 +73,7 @@ class FastNet(nn.Module):
         use_fast_layout(self)
 
     @torch.no_grad()
-    def measure(self, sample: Callable[[int], Tensor]) -> None:
+    def fit_statistics(self, sample: Callable[[int], Tensor]) -> None:
         """Set the first layer from the patches of 5,000 images."""
         images = sample(5000)
         check_images(images, self.whiten.in_channels)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from isoscale.data.mixture import Mixture
-from isoscale.data.sources import ROLES, Sources
-from isoscale.engine.task import Together
+from isoscale.data.sources import SPLITS, Sources
+from isoscale.engine.task import TaskRanks
 from isoscale.errors import UserError
 from isoscale.science.potentials.frames import FrameSource, MixedFrames, SortedSystem
 from isoscale.science.potentials.neighbour_cache import Say, neighbour_tables
@@ -31,13 +31,13 @@ class AtomicSystems(Sources):
         `size;0:2:0.3;2:4:0.7`, or a number for each. With `batches: system` every batch comes from one system; `mixed`
         puts frames of all systems into one batch, with room for the largest.
         """
-        given = {role: paths for role, paths in zip(ROLES, (train, val, test), strict=True) if paths}
+        given = {split: paths for split, paths in zip(SPLITS, (train, val, test), strict=True) if paths}
         if not given:
             raise UserError("data names no system: set data.train to a list of folders with type.raw and set.*")
-        self.systems = {role: _found(paths, role) for role, paths in given.items()}
-        """The systems of each role, in the order given."""
+        self.systems = {split: _found(paths, split) for split, paths in given.items()}
+        """The systems of each split, in the order given."""
         self.probabilities, self.batches = probabilities, batches
-        super().__init__(**{role: Mixture(systems, probabilities) for role, systems in self.systems.items()})
+        super().__init__(**{split: Mixture(systems, probabilities) for split, systems in self.systems.items()})
         self.predict = self.test
 
     @classmethod
@@ -45,7 +45,7 @@ class AtomicSystems(Sources):
         """Systems to be tested or predicted, at paths."""
         return cls(test=paths)
 
-    def with_neighbours(self, types: Sequence[str], cutoff: float, ranks: Together, say: Say) -> Sources:
+    def with_neighbours(self, types: Sequence[str], cutoff: float, ranks: TaskRanks, say: Say) -> Sources:
         """The same frames as a model of these types reads them, with all neighbours within `cutoff`.
 
         Always a mixture, also of one: batch sizes such as `auto`, or a list, then mean the same for any number of
@@ -54,8 +54,8 @@ class AtomicSystems(Sources):
         listed = [SortedSystem(system, types) for systems in self.systems.values() for system in systems]
         tables = neighbour_tables(listed, cutoff, ranks, say)
         sources = iter([FrameSource(*pair) for pair in zip(listed, tables, strict=True)])
-        by_role = {role: [next(sources) for _ in systems] for role, systems in self.systems.items()}
-        mixtures = {role: self._mixture(frames) for role, frames in by_role.items()}
+        by_split = {split: [next(sources) for _ in systems] for split, systems in self.systems.items()}
+        mixtures = {split: self._mixture(frames) for split, frames in by_split.items()}
         return Sources(**mixtures, predict=mixtures.get("test"))
 
     def _mixture(self, frames: list[FrameSource]) -> Mixture:
@@ -65,8 +65,8 @@ class AtomicSystems(Sources):
         return Mixture(frames, self.probabilities, MixedFrames(frames) if alike else None)
 
 
-def _found(paths: Paths, role: str) -> list[System]:
+def _found(paths: Paths, split: str) -> list[System]:
     listed = [paths] if isinstance(paths, str) else paths
     # those of a test may have been named by a command, where a key of the recipe says nothing
-    advice = f'name yours: "data.{role}=[FOLDER, …]"' if role != "test" else ""
+    advice = f'name yours: "data.{split}=[FOLDER, …]"' if split != "test" else ""
     return [system for path in listed for system in find_systems(path, advice)]

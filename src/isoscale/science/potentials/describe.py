@@ -15,14 +15,14 @@ def describe_systems(
     systems: Mapping[str, Sequence[System]], cutoff: float, types: Sequence[str] | None = None,
     sel: Sequence[int] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Plain values: the systems of each role, and the neighbours of all of them together.
+    """Plain values: the systems of each split, and the neighbours of all of them together.
 
     `types` are those of a model (by default all that systems name), and `sel` what it has room for.
     """
     known = list(types or _all_types([system for listed in systems.values() for system in listed]))
-    listed = {role: [SortedSystem(system, known) for system in given] for role, given in systems.items()}
+    listed = {split: [SortedSystem(system, known) for system in given] for split, given in systems.items()}
     return {
-        "systems": {role: [_system(each) for each in given] for role, given in listed.items()},
+        "systems": {split: [_system(each) for each in given] for split, given in listed.items()},
         "neighbours": _neighbours([each for given in listed.values() for each in given], cutoff, known, sel),
     }
 

@@ -21,7 +21,7 @@ from isoscale.data.columns import Column, row_bytes
 from isoscale.data.files import sweep
 from isoscale.data.formats.memory import MemoryColumn
 from isoscale.data.formats.npy import open_npy
-from isoscale.engine.task import Together
+from isoscale.engine.task import TaskRanks
 from isoscale.errors import UserError
 from isoscale.science.potentials.frames import SortedSystem, StoredTables
 from isoscale.science.potentials.geometry import Layout
@@ -41,9 +41,9 @@ Say = Callable[[str], None]
 class _Single:
     """A process that works for itself."""
 
-    rank, world = 0, 1
+    rank, world_size = 0, 1
 
-    def hear(self, value: Any, what: str = "") -> list[Any]:
+    def all_gather(self, value: Any, what: str = "") -> list[Any]:
         return [value]
 
 
@@ -67,14 +67,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or f"{general}/isoscale").expanduser() / "neighbours"
 
 
-def neighbour_tables(systems: Sequence[SortedSystem], cutoff: float, ranks: Together, say: Say) -> list[StoredTables]:
+def neighbour_tables(systems: Sequence[SortedSystem], cutoff: float, ranks: TaskRanks, say: Say) -> list[StoredTables]:
     """The tables of all systems, taken from the cache or made by all ranks together; each rank must call it alike."""
     for number, start, stop in shares([len(system) for system in systems], ranks):
         systems[number].check(start, stop)
     keys = [system.fingerprint(cutoff) for system in systems]
     wanted = dict(zip(keys, systems, strict=True))
     found = {key: _stored(cache_folder() / key, system, ranks) for key, system in wanted.items()}
-    lacking = ranks.hear([key for key, tables in found.items() if tables is None], "what neighbours each rank has")
+    lacking = ranks.all_gather(
+        [key for key, tables in found.items() if tables is None], "what neighbours each rank has"
+    )
     missing = [key for key in wanted if any(key in each for each in lacking)]
     if missing:
         made = _make({key: wanted[key] for key in missing}, cutoff, ranks, say, {key: found[key] for key in missing})
@@ -82,10 +84,10 @@ def neighbour_tables(systems: Sequence[SortedSystem], cutoff: float, ranks: Toge
     return [tables for key in keys if (tables := found[key]) is not None]
 
 
-def shares(lengths: Sequence[int], ranks: Together) -> Iterator[tuple[int, int, int]]:
+def shares(lengths: Sequence[int], ranks: TaskRanks) -> Iterator[tuple[int, int, int]]:
     """The frames of this rank: number of the system, first frame and end; all together are shared out evenly."""
     total = sum(lengths)
-    first, end = total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world
+    first, end = total * ranks.rank // ranks.world_size, total * (ranks.rank + 1) // ranks.world_size
     before = 0
     for number, length in enumerate(lengths):
         start, stop = max(first - before, 0), min(end - before, length)
@@ -109,7 +111,7 @@ def look(system: SortedSystem, cutoff: float, start: int, stop: int) -> Seen:
 
 
 def _make(
-    systems: dict[str, SortedSystem], cutoff: float, ranks: Together, say: Say, found: dict[str, StoredTables | None]
+    systems: dict[str, SortedSystem], cutoff: float, ranks: TaskRanks, say: Say, found: dict[str, StoredTables | None]
 ) -> dict[str, StoredTables]:
     """Tables that at least one rank lacks: in the cache where all ranks can, else by each for itself."""
     count = sum(map(len, systems.values()))
@@ -118,33 +120,35 @@ def _make(
         _first(ranks, say, f"finding the neighbours of {count:,} frames, once: they are kept in {cache_folder()}")
         if _written(systems, cutoff, ranks, aside):
             made = {key: _stored(cache_folder() / key, system, ranks) for key, system in systems.items()}
-            if not any(ranks.hear([key for key, tables in made.items() if tables is None], "the tables as written")):
+            if not any(
+                ranks.all_gather([key for key, tables in made.items() if tables is None], "the tables as written")
+            ):
                 return {key: tables for key, tables in made.items() if tables is not None}
     _first(ranks, say, f"{cache_folder()} cannot be written, or not by all ranks: each finds the neighbours of "
            f"{count:,} frames for itself, in memory; set {CACHE_VARIABLE} to a folder that all share")  # fmt: skip
     return {key: found[key] or _in_memory(system, cutoff) for key, system in systems.items()}
 
 
-def _first(ranks: Together, say: Say, text: str) -> None:
+def _first(ranks: TaskRanks, say: Say, text: str) -> None:
     if ranks.rank == 0:
         say(text)
 
 
-def _begin(ranks: Together) -> Path | None:
+def _begin(ranks: TaskRanks) -> Path | None:
     """A new folder in the cache that all ranks see, or None."""
-    folder = cache_folder() / ranks.hear(f"{_ASIDE}{uuid4().hex}", "a name for new neighbours")[0]
+    folder = cache_folder() / ranks.all_gather(f"{_ASIDE}{uuid4().hex}", "a name for new neighbours")[0]
     if ranks.rank == 0:
         with suppress(OSError):
             folder.mkdir(parents=True)
             sweep(folder.parent, _ASIDE)
-    ranks.hear(None, "a place for new neighbours")
-    is_seen = all(ranks.hear(os.access(folder, os.W_OK | os.X_OK), "whether all see the cache"))
+    ranks.all_gather(None, "a place for new neighbours")
+    is_seen = all(ranks.all_gather(os.access(folder, os.W_OK | os.X_OK), "whether all see the cache"))
     if not is_seen and ranks.rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
     return folder if is_seen else None
 
 
-def _written(systems: dict[str, SortedSystem], cutoff: float, ranks: Together, aside: Path) -> bool:
+def _written(systems: dict[str, SortedSystem], cutoff: float, ranks: TaskRanks, aside: Path) -> bool:
     """Put the tables into the cache; False where the disk did not take them."""
     try:
         return _write(systems, cutoff, ranks, aside)
@@ -153,11 +157,13 @@ def _written(systems: dict[str, SortedSystem], cutoff: float, ranks: Together, a
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write(systems: dict[str, SortedSystem], cutoff: float, ranks: Together, aside: Path) -> bool:
+def _write(systems: dict[str, SortedSystem], cutoff: float, ranks: TaskRanks, aside: Path) -> bool:
     """Look at all frames, lay files out, fill them, and give them their names: each step by all ranks."""
     keys, listed = list(systems), list(systems.values())
     mine = list(shares([len(system) for system in listed], ranks))
-    looked = ranks.hear([(number, tuple(look(listed[number], cutoff, *cut))) for number, *cut in mine], "neighbours")
+    looked = ranks.all_gather(
+        [(number, tuple(look(listed[number], cutoff, *cut))) for number, *cut in mine], "neighbours"
+    )
     seen = _together([(number, Seen(*found)) for one in looked for number, found in one])
 
     def lay_out() -> None:
@@ -174,7 +180,7 @@ def _write(systems: dict[str, SortedSystem], cutoff: float, ranks: Together, asi
 
     is_first = ranks.rank == 0
     steps = ((lay_out, is_first), (fill, True), (publish, is_first))
-    return not any(any(ranks.hear(_attempt(work, is_mine), "neighbours in files")) for work, is_mine in steps)
+    return not any(any(ranks.all_gather(_attempt(work, is_mine), "neighbours in files")) for work, is_mine in steps)
 
 
 def _together(looked: Sequence[tuple[int, Seen]]) -> dict[int, Seen]:
@@ -263,7 +269,7 @@ def _publish(made: Path, place: Path, system: SortedSystem) -> None:
             raise
 
 
-def _stored(folder: Path, system: SortedSystem, ranks: Together) -> StoredTables | None:
+def _stored(folder: Path, system: SortedSystem, ranks: TaskRanks) -> StoredTables | None:
     """What a folder of the cache holds; None if it is not there, or not whole."""
     try:
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
@@ -286,11 +292,11 @@ def _opened(path: Path, num_frames: int, shape: tuple[int, ...], dtype: np.dtype
     return column
 
 
-def _is_right(columns: dict[str, Column], checksums: Column, ranks: Together) -> bool:
+def _is_right(columns: dict[str, Column], checksums: Column, ranks: TaskRanks) -> bool:
     """Whether tables have their checksums: all frames are looked at, or of many an even choice, shared by the ranks."""
     num_frames, size = checksums.num_rows, sum(row_bytes(column) for column in columns.values())
-    stride = max(1, -(-num_frames * size // (CHECKED_BYTES * ranks.world)))
-    for frame in range(ranks.rank * stride, num_frames, ranks.world * stride):
+    stride = max(1, -(-num_frames * size // (CHECKED_BYTES * ranks.world_size)))
+    for frame in range(ranks.rank * stride, num_frames, ranks.world_size * stride):
         row = np.array([frame])
         if _checksum([column.take(row)[0] for column in columns.values()]) != int(checksums.take(row)[0]):
             return False

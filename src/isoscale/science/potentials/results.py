@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.sources import Source
-from isoscale.engine.dataset_metrics import Seen, Store, Survey
+from isoscale.engine.dataset_metrics import EvaluatedDataset, Seen, Store
 from isoscale.observe.figures import Parity
 from isoscale.science.potentials.model import Prediction
 from isoscale.science.potentials.statistics import systems_of
@@ -44,22 +44,22 @@ def _stored(values: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def survey(survey: Survey) -> dict[str, float]:
+def evaluate_dataset(dataset: EvaluatedDataset) -> dict[str, float]:
     """Errors of all frames and of each system, and pictures where somebody looks."""
-    occasion = survey.occasion
+    occasion = dataset.occasion
     if not occasion.is_full and not occasion.shows:
         return {}
-    looked = _Looked(survey)
+    looked = _Looked(dataset)
     if occasion.shows:
         looked.show()
     return looked.errors() if occasion.is_full else {}
 
 
-def conclude(survey: Survey, store: Store) -> None:
+def write_predictions(dataset: EvaluatedDataset, store: Store) -> None:
     """Write energies, forces and virials, under the name of each system and with atoms as they are stored."""
-    systems = Systems(survey.source)
+    systems = Systems(dataset.source)
     tables = [_tables(store, name, system) for name, system in zip(systems.names, systems.sources, strict=True)]
-    for seen in survey.look():
+    for seen in dataset.look():
         numbers, frames = systems.whose(seen.samples.cpu())
         for place, (number, frame) in enumerate(zip(numbers.tolist(), frames.tolist(), strict=True)):
             for name, table in tables[number].items():
@@ -109,29 +109,29 @@ def short_names(paths: Sequence[str]) -> list[str]:
 
 
 class _Looked:
-    """All frames of a survey, looked at once."""
+    """All frames of a dataset, looked at once."""
 
-    def __init__(self, survey: Survey) -> None:
-        self._survey, self._systems = survey, Systems(survey.source)
-        self._forces = _Counts(survey.device)
+    def __init__(self, dataset: EvaluatedDataset) -> None:
+        self._dataset, self._systems = dataset, Systems(dataset.source)
+        self._forces = _Counts(dataset.device)
         sums: dict[int, list[Tensor]] = {}
-        for seen in survey.look():
+        for seen in dataset.look():
             found = sums.setdefault(seen.shard, self._zeros())
             self._add(seen, *found)
-        sizes = survey.largest(self._forces.size.view(1))
+        sizes = dataset.largest(self._forces.size.view(1))
         self._forces.grow_to(int(sizes[0]))
         for found in sums.values():
             found[-1].zero_()
         if sums:
             next(iter(sums.values()))[-1].copy_(self._forces.counts)
-        self._errors, energies, counts = survey.add(sums, self._zeros)
+        self._errors, energies, counts = dataset.add(sums, self._zeros)
         self._energies = energies[:, energies[2] > 0]
         self._forces.counts = counts
 
     def _zeros(self) -> list[Tensor]:
         """Sums of errors (systems, labels, 3), energies (3, frames), and counts of forces."""
-        shapes = (len(self._systems.sources), len(LABELS), 3), (3, len(self._survey.source)), (NUM_BINS, NUM_BINS)
-        return [torch.zeros(shape, dtype=torch.float64, device=self._survey.device) for shape in shapes]
+        shapes = (len(self._systems.sources), len(LABELS), 3), (3, len(self._dataset.source)), (NUM_BINS, NUM_BINS)
+        return [torch.zeros(shape, dtype=torch.float64, device=self._dataset.device) for shape in shapes]
 
     def _add(self, seen: Seen, errors: Tensor, energies: Tensor, counts: Tensor) -> None:
         true = _stored({label: seen.batch[label] for label in LABELS if label in seen.batch}, seen.batch["places"])
@@ -175,9 +175,9 @@ class _Looked:
             middle = float(self._energies[0].mean())
             apart = MEV * (self._energies[:2] - middle)
             what = f"energy above {middle:.3f} eV/atom (meV/atom)"
-            self._survey.show("energy_parity", Parity(*_counted(apart), what, _words(energies, MEV)))
+            self._dataset.show("energy_parity", Parity(*_counted(apart), what, _words(energies, MEV)))
         if forces[2] > 0:
-            self._survey.show("force_parity", Parity(*self._forces.cut(), "force (eV/Å)", _words(forces)))
+            self._dataset.show("force_parity", Parity(*self._forces.cut(), "force (eV/Å)", _words(forces)))
 
 
 def _apart(label: str, predicted: Tensor, true: Tensor, num_atoms: Tensor) -> Tensor:

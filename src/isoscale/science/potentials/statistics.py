@@ -19,7 +19,7 @@ from torch import Tensor
 
 from isoscale.data.mixture import Mixture
 from isoscale.data.sources import Source
-from isoscale.engine.task import Together, Training
+from isoscale.engine.task import TaskRanks, Training
 from isoscale.errors import UserError
 from isoscale.science.potentials.geometry import Edges
 from isoscale.science.potentials.model import DeepPotential, real_atoms
@@ -50,7 +50,7 @@ class Sums(NamedTuple):
     energies: Tensor | None
 
 
-def measure(model: DeepPotential, training: Training, num_frames: int, path: Path | None) -> None:
+def fit_statistics(model: DeepPotential, training: Training, num_frames: int, path: Path | None) -> None:
     """Set the statistics of a model, from the first `num_frames` frames of each system, or from a file of these."""
     blocks = list(_blocks(systems_of(training.source), num_frames))
     device = model.energy_bias.device
@@ -83,10 +83,10 @@ def _fetched(block: Block, device: torch.device) -> Batch:
     return {key: tensor.to(device) for key, tensor in block.system.fetch(block.frames).items()}
 
 
-def _shared(blocks: Sequence[Block], ranks: Together, look: Callable[[Block], Found]) -> list[Found]:
+def _shared(blocks: Sequence[Block], ranks: TaskRanks, look: Callable[[Block], Found]) -> list[Found]:
     """What is found in each block, on every rank, though each looks at some of them only."""
-    mine = {number: look(block) for number, block in enumerate(blocks) if number % ranks.world == ranks.rank}
-    every = ranks.hear(mine, "the statistics of all ranks")
+    mine = {number: look(block) for number, block in enumerate(blocks) if number % ranks.world_size == ranks.rank}
+    every = ranks.all_gather(mine, "the statistics of all ranks")
     found: dict[int, Found] = {number: value for each in every for number, value in each.items()}
     return [found[number] for number in range(len(blocks))]
 
@@ -100,7 +100,7 @@ def _sums(model: DeepPotential, batch: Batch) -> Sums:
     return Sums(seen.cpu(), atoms.cpu(), None if energy is None else energy.double().cpu())
 
 
-def _energy_bias(sums: Sequence[Sums], ranks: Together) -> Tensor:
+def _energy_bias(sums: Sequence[Sums], ranks: TaskRanks) -> Tensor:
     """The energies of lone atoms that explain most of the frames' energies: the smallest ones that do."""
     labelled = [each for each in sums if each.energies is not None]
     found = np.zeros(sums[0].atoms.shape[1])
@@ -109,7 +109,7 @@ def _energy_bias(sums: Sequence[Sums], ranks: Together) -> Tensor:
         energies = torch.cat([each.energies for each in labelled if each.energies is not None]).numpy()
         found = np.linalg.lstsq(atoms, energies, rcond=None)[0]
     # of the first rank, because the last bits depend on the processor
-    return torch.from_numpy(np.asarray(ranks.hear(found, "the energies of lone atoms")[0]))
+    return torch.from_numpy(np.asarray(ranks.all_gather(found, "the energies of lone atoms")[0]))
 
 
 def _digest(block: Block) -> str:
@@ -133,7 +133,7 @@ def _measured(model: DeepPotential) -> dict[str, Tensor]:
 def _take_from_file(model: DeepPotential, path: Path, key: str, training: Training) -> bool:
     """Set the statistics from a file, if it holds these; the first rank reads it for all."""
     found = _read(path, key, training.say) if training.ranks.rank == 0 else None
-    found = training.ranks.hear(found, "the file of statistics")[0]
+    found = training.ranks.all_gather(found, "the file of statistics")[0]
     if found is None:
         return False
     for name, buffer in _measured(model).items():

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from isoscale.data.sources import Source
-from isoscale.engine.dataset_metrics import Store, Survey
-from isoscale.engine.task import Task, Together, Training
+from isoscale.engine.dataset_metrics import EvaluatedDataset, Store
+from isoscale.engine.task import Task, TaskRanks, Training
 from isoscale.errors import UserError
 from isoscale.science.potentials import deepmd_checkpoint, results
 from isoscale.science.potentials.atomic_systems import AtomicSystems
 from isoscale.science.potentials.deploy import Deployed
 from isoscale.science.potentials.model import DeepPotential, Prediction
-from isoscale.science.potentials.statistics import measure, systems_of
+from isoscale.science.potentials.statistics import fit_statistics, systems_of
 from isoscale.science.potentials.systems import FILES
 
 UNITS = {"energy": "eV/atom", "force": "eV/Å", "virial": "eV/atom", "atom_energy": "eV"}
@@ -35,7 +35,7 @@ class Potential(Task):
         f"{label}_{error}": unit for label, unit in UNITS.items() for error in ("rmse", "mae")
     }
     of_all = "all systems"
-    survey_is_enough = True
+    dataset_metrics_only = True
     as_stored = frozenset(("coord", "box", "energy", "vectors"))
 
     def __init__(
@@ -69,7 +69,7 @@ class Potential(Task):
         learned = [label for label in CURVE_COLUMNS if label in self.labels]
         return {"rmse": "loss", **{CURVE_COLUMNS[label]: f"{label}_rmse" for label in learned}}
 
-    def adapt(self, data: Any, ranks: Together, say: Callable[[str], None]) -> Any:
+    def adapt(self, data: Any, ranks: TaskRanks, say: Callable[[str], None]) -> Any:
         """The frames with their neighbours within the cutoff."""
         if not isinstance(data, AtomicSystems):
             raise UserError(
@@ -78,23 +78,23 @@ class Potential(Task):
             )
         return data.with_neighbours(self.model.types, self.model.cutoff, ranks, say)
 
-    def check_data(self, role: str, source: Source) -> None:
+    def check_data(self, split: str, source: Source) -> None:
         """Refuse frames without a label that is learned, or with more neighbours than the model has room for.
 
         A test takes any frames with a label: what they lack is not measured.
         """
         systems = systems_of(source)
-        for label in self.labels if role in ("train", "val") else ():
+        for label in self.labels if split in ("train", "val") else ():
             lacking = [system for system in systems if label not in system.labels]
             if lacking and (label in ALWAYS or len(lacking) == len(systems)):
-                raise UserError(_without_label(label, lacking[0].name, role))
-        for system in systems if role == "test" else ():
+                raise UserError(_without_label(label, lacking[0].name, split))
+        for system in systems if split == "test" else ():
             if not system.labels:
                 raise UserError(_without_labels(system.name))
         for system in systems if not self._allows_more else ():
             over = system.count_over(self.model.sel)
             if over is not None:
-                raise UserError(_too_many(over, system, self.model, role))
+                raise UserError(_too_many(over, system, self.model, split))
 
     def weights_from(self, found: Any) -> dict[str, Tensor] | None:
         """Those of a checkpoint of DeePMD-kit, with its statistics."""
@@ -104,11 +104,11 @@ class Potential(Task):
         _check_same(saved, self.model)
         return {f"model.{name}": tensor for name, tensor in saved.state_dict().items()}
 
-    def measure(self, training: Training) -> None:
+    def fit_statistics(self, training: Training) -> None:
         """Statistics of what the descriptor sees, and the energies of lone atoms."""
-        measure(self.model, training, self._statistics_frames, self._statistics_file)
+        fit_statistics(self.model, training, self._statistics_frames, self._statistics_file)
 
-    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def precompute(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the model makes of coordinates before anything learned comes in."""
         dtype = next(self.model.parameters()).dtype
         found = self.model.prepare(batch, with_virial="virial" in self.labels)
@@ -127,13 +127,13 @@ class Potential(Task):
         """Energy, forces, virial and energies of atoms of each frame, its atoms in the order that they are stored."""
         return results.in_stored_order(self.model(batch), batch["places"])
 
-    def survey(self, survey: Survey) -> dict[str, float]:
+    def evaluate_dataset(self, dataset: EvaluatedDataset) -> dict[str, float]:
         """Predictions against labels, and errors by system where there are several."""
-        return results.survey(survey)
+        return results.evaluate_dataset(dataset)
 
-    def conclude(self, survey: Survey, store: Store) -> None:
+    def write_predictions(self, dataset: EvaluatedDataset, store: Store) -> None:
         """Energies, forces and virials, arrays of its own for each system."""
-        results.conclude(survey, store)
+        results.write_predictions(dataset, store)
 
     def deployed(self) -> Deployed:
         """For use elsewhere: any atoms with a list of neighbours, in plain torch operations."""
@@ -195,9 +195,9 @@ def errors_of(label: str, found: Prediction, batch: Mapping[str, Tensor], num_at
             return Errors(entries, share, num_atoms, 1.0, count.sum())
 
 
-def _without_label(label: str, system: str, role: str) -> str:
+def _without_label(label: str, system: str, split: str) -> str:
     return (
-        f"{system} ({role}) has no {FILES.get(label, label)}.npy, but {label} is learned: add the file, or leave "
+        f"{system} ({split}) has no {FILES.get(label, label)}.npy, but {label} is learned: add the file, or leave "
         f"{label} out of task.labels (in an input file of DeePMD-kit: set its prefactors to 0)"
     )
 
@@ -227,9 +227,9 @@ def _without_labels(system: str) -> str:
     )
 
 
-def _too_many(over: Any, system: Any, model: DeepPotential, role: str) -> str:
+def _too_many(over: Any, system: Any, model: DeepPotential, split: str) -> str:
     most = [max(most, found) for most, found in zip(system.most_neighbours, model.sel, strict=True)]
-    is_training = role in ("train", "val")
+    is_training = split in ("train", "val")
     advice = "use a" if is_training else "the potential was not made for such frames: train another, with a"
     return (
         f"{system.locate(over.frame)}: atom {over.atom} has {over.found} neighbours of type {model.types[over.type]} "

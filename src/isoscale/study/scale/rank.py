@@ -42,17 +42,17 @@ def measure(path: Path, num_ranks: int, repeat: int) -> None:
     """
     ranks = world.join(accelerators.find().kind)
     with world.guarded():
-        asked = Study.read(path).as_dict() if ranks.is_first else None
-        study = Study.from_dict(path, ranks.tell(asked, "the study"))
+        asked = Study.read(path).as_dict() if ranks.is_main else None
+        study = Study.from_dict(path, ranks.broadcast(asked, "the study"))
     if (repeat, num_ranks) not in study.missing:
         return
     recipe = load_recipe(study.recipe).recipe
     opened = open_run(study.recipe, _keys(study, recipe, num_ranks), None, save=False)
-    if opened.ranks.world != num_ranks:
-        raise UserError(f"{num_ranks} ranks are to be measured, and {opened.ranks.world} were started")
+    if opened.ranks.world_size != num_ranks:
+        raise UserError(f"{num_ranks} ranks are to be measured, and {opened.ranks.world_size} were started")
     with world.guarded(timeout=opened.recipe.parallel.timeout):
         found = _measured(opened, study.steps, num_ranks, repeat)
-        if opened.ranks.is_first:
+        if opened.ranks.is_main:
             Study.read(path).with_measurement(found).write()
         opened.ranks.any(False, "the end of all ranks")
 
@@ -80,8 +80,8 @@ def _measured(opened: OpenedRun, steps: int | None, num_ranks: int, repeat: int)
     with suppress(_Enough):
         trainer.fit()
     plan = trainer.train.plan
-    seconds = ranks.hear(watch.seconds, "how long every rank took")
-    startups = ranks.hear(watch.startup, "how long every rank took to start")
+    seconds = ranks.all_gather(watch.seconds, "how long every rank took")
+    startups = ranks.all_gather(watch.startup, "how long every rank took to start")
     return Measurement(
         ranks=num_ranks,
         repeat=repeat,
@@ -101,8 +101,8 @@ def _measured(opened: OpenedRun, steps: int | None, num_ranks: int, repeat: int)
 def _trainer(opened: OpenedRun) -> Trainer:
     """A trainer among several ranks that writes nothing, at the beginning of its training."""
     ranks = opened.ranks
-    mine = Decisions.make(opened.settings, ranks.world).as_dict() if ranks.is_first else None
-    decided = Decisions.from_dict(ranks.tell(mine, "what was decided"))
+    mine = Decisions.make(opened.settings, ranks.world_size).as_dict() if ranks.is_main else None
+    decided = Decisions.from_dict(ranks.broadcast(mine, "what was decided"))
     return opened.another_trainer(opened.settings, decided, Observers([]), ranks=ranks, begin=lambda task: None)
 
 
@@ -167,7 +167,7 @@ class Stopwatch:
         steps = None
         if self._windows > WARM_WINDOWS and now - self._warm_since >= WARM_SECONDS:
             steps = self.steps or max(FEWEST_STEPS, math.ceil(TIMED_SECONDS * count / (now - begin)))
-        steps = self.ranks.tell(steps, "whether steps are steady")
+        steps = self.ranks.broadcast(steps, "whether steps are steady")
         if steps is None:
             return
         self.first, self.last, self.warmup = step, step + steps, now - self._began
