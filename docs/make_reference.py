@@ -261,6 +261,7 @@ def members(target: type) -> Iterator[tuple[str, Any]]:
     for name, value in vars(target).items():
         inner = getattr(value, "__func__", value)
         is_new = not any(hasattr(base, name) for base in target.__bases__)
+        is_new = is_new and getattr(inner, "__name__", name) == name  # and no old name of something
         if not name.startswith("_") and is_new and (inspect.isfunction(inner) or isinstance(inner, property)):
             yield name, inner
 

@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from isoscale.api import Trainer, train
     from isoscale.data.sources import Sources
     from isoscale.data.tools.shuffle import shuffle_files
-    from isoscale.engine.metrics.weighted_sum import Pair
+    from isoscale.engine.metrics.weighted_sum import WeightedSum
     from isoscale.engine.task import Supervised, Task
     from isoscale.errors import UserError
     from isoscale.runs.export import export
-    from isoscale.runs.inference import exhibits, predict, test
+    from isoscale.runs.inference import figures, predict, test
     from isoscale.runs.run import Run
 
 __all__ = [
-    "Pair",
     "Run",
     "Sources",
     "Supervised",
     "Task",
     "Trainer",
     "UserError",
+    "WeightedSum",
     "__version__",
-    "exhibits",
     "export",
+    "figures",
     "predict",
     "shuffle_files",
     "test",
@@ -36,15 +36,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Pair": "isoscale.engine.metrics.weighted_sum",
     "Run": "isoscale.runs.run",
     "Sources": "isoscale.data.sources",
     "Supervised": "isoscale.engine.task",
     "Task": "isoscale.engine.task",
     "Trainer": "isoscale.api",
     "UserError": "isoscale.errors",
-    "exhibits": "isoscale.runs.inference",
+    "WeightedSum": "isoscale.engine.metrics.weighted_sum",
     "export": "isoscale.runs.export",
+    "figures": "isoscale.runs.inference",
     "predict": "isoscale.runs.inference",
     "shuffle_files": "isoscale.data.tools.shuffle",
     "test": "isoscale.runs.inference",
@@ -56,6 +56,7 @@ def __getattr__(name: str) -> Any:
     """Import on first use: `isoscale --help` must not wait for torch."""
     from importlib import import_module
 
+    name = moved.renamed(name, {"Pair": "WeightedSum", "exhibits": "figures"}, "isoscale.")
     if name not in _HOMES:
         raise AttributeError(f"module 'isoscale' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

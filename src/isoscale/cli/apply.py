@@ -27,7 +27,7 @@ CHECKPOINT = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="best, last or a step; by default best.", autocompletion=complete.checkpoints),
 ]
-SPLIT = Annotated[Literal["train", "val", "test"], typer.Option(help="Which part of the data.")]
+SPLIT = Annotated[Literal["train", "val", "test"], typer.Option("--split", "--role", help="Which part of the data.")]
 SYSTEMS = Annotated[
     list[str] | None,
     typer.Option(metavar="PATH…", help="Other systems of atoms than those of the run: folders, or HDF5 files."),
@@ -105,7 +105,9 @@ def predict(
         typer.Option(help="An .npz or .safetensors file, or a folder for .npy files; default RUN/predictions.npz."),
     ] = None,
     checkpoint: CHECKPOINT = None,
-    split: Annotated[Literal["train", "val", "test", "predict"], typer.Option(help="Which part of the data.")] = "test",
+    split: Annotated[
+        Literal["train", "val", "test", "predict"], typer.Option("--split", "--role", help="Which part of the data.")
+    ] = "test",
     systems: SYSTEMS = None,
     trust: Trust = False,
 ) -> None:

@@ -20,7 +20,8 @@ def report(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="An .html file; default RUN/report.html.")] = None,
     split: Annotated[
-        Literal["val", "test"], typer.Option(help="Which part of the data the figures are made from.")
+        Literal["val", "test"],
+        typer.Option("--split", "--role", help="Which part of the data the figures are made from."),
     ] = "val",
     figures: Annotated[
         bool, typer.Option("--figures/--no-figures", help="Apply the best weights to the data and show the results.")

@@ -61,7 +61,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Occasion:
-    """When a dataset is evaluated, and what for; as it stands, apart from a training: all that can be known is wanted."""
+    """When a dataset is made, and what for; as it stands, apart from a training: all that can be known is wanted."""
 
     epoch: int = 0
     """Epochs that were trained."""

@@ -1,5 +1,6 @@
 """The science of one batch: what a task is, and the one that covers the common case."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -26,6 +27,17 @@ if TYPE_CHECKING:
     from isoscale.engine.dataset_metrics import EvaluatedDataset, Store
 
 __all__ = ["Supervised", "Tally", "Task", "WeightedSum", "check_labels", "class_numbers"]
+
+
+OLD_HOOKS = {
+    "measure": "fit_statistics",
+    "prepare": "precompute",
+    "get_ready": "prepare_training",
+    "survey": "evaluate_dataset",
+    "survey_is_enough": "dataset_metrics_only",
+    "conclude": "write_predictions",
+}
+"""What hooks were called once: tasks that define them still train, with a warning."""
 
 
 class TaskRanks(Protocol):
@@ -73,6 +85,16 @@ class Task(nn.Module):
 
     target_key: str = "target"
     """The entry of a batch that a tensor from `predict_step` predicts, and in whose stored units it is written."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take hooks by their old names, and let `super()` find ours by them."""
+        super().__init_subclass__(**options)
+        for old, new in OLD_HOOKS.items():
+            if old in vars(cls):
+                warnings.warn(f"{cls.__name__}.{old} is now called {new}: rename it", FutureWarning, stacklevel=2)
+                setattr(cls, new, vars(cls)[old])
+            elif new in vars(cls):
+                setattr(cls, old, vars(cls)[new])
 
     @property
     def curve_columns(self) -> Mapping[str, str]:
@@ -140,7 +162,7 @@ class Task(nn.Module):
     def evaluate_dataset(self, dataset: "EvaluatedDataset") -> dict[str, float]:
         """Metrics that need all samples of an evaluation together; empty where none is due.
 
-        Called after every evaluation, on all ranks, which must do the same. `dataset.show` adds pictures to the numbers.
+        Called after every evaluation, on all ranks, which must do the same. `dataset.show` adds figures to the numbers.
         """
         return {}
 
@@ -180,6 +202,10 @@ class Task(nn.Module):
 
         The engine replaces this method while it trains; outside of it there is nobody to tell.
         """
+
+
+for _old, _new in OLD_HOOKS.items():
+    setattr(Task, _old, getattr(Task, _new))
 
 
 class Supervised(Task):
@@ -282,10 +308,14 @@ class Supervised(Task):
         return column(source, 1) if found is None else found
 
     def fit_statistics(self, training: Training) -> None:
-        """Let the model measure its inputs, if it has a `measure` of its own."""
-        measure = getattr(self.model, "measure", None)
-        if callable(measure):
-            measure(lambda count: self.split(training(count))[0])
+        """Let the model measure its inputs, if it has a `fit_statistics` of its own."""
+        fit = getattr(self.model, "fit_statistics", None)
+        if fit is None and callable(fit := getattr(self.model, "measure", None)):
+            warnings.warn(
+                f"{type(self.model).__name__}.measure is now called fit_statistics", FutureWarning, stacklevel=2
+            )
+        if callable(fit):
+            fit(lambda count: self.split(training(count))[0])
 
     def split(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Input and target of a batch: by key of a dict, by place of a tuple."""

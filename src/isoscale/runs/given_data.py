@@ -24,7 +24,7 @@ from isoscale.errors import UserError
 
 
 def in_split(data: Any, split: str, task: Any) -> Any:
-    """Data for one split: as it is where it has splits, a plain loader, dataset, tensors or a file for the split asked."""
+    """Data for one split: as it is where it has splits; a plain loader, dataset, tensors or file for the one asked."""
     if isinstance(data, DataLoader):
         return LoadedData(data, split=split)
     if is_data_module(data) or has_splits(data):

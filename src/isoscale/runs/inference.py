@@ -36,6 +36,7 @@ from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import Recipe
 from isoscale.runs.given_data import Stored, check_rows, explained, fitting, for_other_data, in_split, sample_of
 from isoscale.runs.run import Run
+from isoscale.system.moved import renamed_argument
 from isoscale.system.printing import echo
 
 
@@ -200,6 +201,7 @@ def _reader_of_paths(recipe: Recipe) -> Callable[[list[str]], Sources] | None:
     return None if recipe.data.class_ is None else getattr(resolve_class(recipe.data.class_), "from_paths", None)
 
 
+@renamed_argument("role", "split")
 def test(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, split: str = "test", device: str = "auto"
 ) -> dict[str, float]:
@@ -207,6 +209,7 @@ def test(
     return measure(run, checkpoint, data, split, device).metrics
 
 
+@renamed_argument("role", "split")
 def predict(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, split: str = "test", device: str = "auto",
     folder: Path | None = None,
@@ -234,6 +237,7 @@ def predict(
         return store.finish()
 
 
+@renamed_argument("role", "split")
 def figures(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, split: str = "val", device: str = "auto"
 ) -> dict[str, Figure]:

@@ -261,7 +261,7 @@ class RunLock:
         self._say(f"{owner}, which trained here since {owner.since}, has ended without a word; this start goes on")
 
     def _moves(self, owner: Owner) -> bool:
-        """Watch the counter of a process that cannot be asked."""
+        """HealthClient the counter of a process that cannot be asked."""
         end = time.monotonic() + WATCH
         while time.monotonic() < end:
             time.sleep(_GLANCE)

@@ -266,8 +266,8 @@ class Session:
         layers = look(trainer.parts).layers
         if run.ranks.backend == "gloo" and not run.ranks.alone and device.kind != "cpu":
             observers.note("several ranks share a device: sums over ranks go through the host, over Gloo", "warning")
-        self._record(layers=[asdict(layer) for layer in layers], ranks=run.ranks.world_size, hosts=list(run.ranks.hosts),
-                     map=rank_map(run.ranks.facts, trainer.decided.threads))  # fmt: skip
+        self._record(layers=[asdict(layer) for layer in layers], ranks=run.ranks.world_size,
+                     hosts=list(run.ranks.hosts), map=rank_map(run.ranks.facts, trainer.decided.threads))  # fmt: skip
         outputs.open_curve(trainer)
         if continued and progress.step >= plan.num_steps:
             observers.note(f"this run is complete: all its {plan.num_steps:,} steps are done")

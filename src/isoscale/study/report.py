@@ -10,7 +10,7 @@ from isoscale.errors import UserError
 from isoscale.observe.text import split_stage
 from isoscale.runs import inference
 from isoscale.runs.run import Run
-from isoscale.study import sections
+from isoscale.study import figures, sections
 from isoscale.study.facts import Facts, read
 from isoscale.study.markup import Markup, element, joined
 from isoscale.study.plot import Line, chart
@@ -145,13 +145,13 @@ def _results(facts: Facts, split: str) -> Markup:
     except UserError as error:
         raise UserError(f"{error}\nfor a page without results: --no-figures") from None
     try:
-        figures = inference.figures(facts.run, split=split)
+        results = inference.figures(facts.run, split=split)
     except Exception as error:  # task and data are the user's: whatever fails there, the rest of the page stands
         return element("p", f"Results could not be made: {_words(error)}")
-    if not figures:
+    if not results:
         return element("p", "The task of this run shows no results besides its metrics.")
     words = f"The {'best' if facts.run.has_best else 'last'} weights on the {PARTS[split]} data."
-    return joined([element("p", words), element("div", figures.shown(figures), class_="figures")])
+    return joined([element("p", words), element("div", figures.shown(results), class_="figures")])
 
 
 def _words(error: Exception) -> str:

@@ -4,14 +4,18 @@ A table of old names, and a finder that Python asks last: whoever imports an old
 warning that says its new name.
 """
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 
 MOVED = {
     "breakdown": "runs.nan_report",
@@ -177,6 +181,29 @@ def moved_into(old: str, new: str) -> Callable[[str], Any]:
         return found
 
     return find
+
+
+def renamed(name: str, names: Mapping[str, str], prefix: str = "") -> str:
+    """The present one of a name that may be an old one, with a warning where it is."""
+    if name in names:
+        _warn(f"{prefix}{name}", f"{prefix}{names[name]}")
+    return names.get(name, name)
+
+
+def renamed_argument(old: str, new: str) -> Callable[[Callable[Given, Found]], Callable[Given, Found]]:
+    """A decorator: the function takes the old keyword of an argument too, with a warning."""
+
+    def decorate(function: Callable[Given, Found]) -> Callable[Given, Found]:
+        @functools.wraps(function)
+        def called(*args: Given.args, **kwargs: Given.kwargs) -> Found:
+            if old in kwargs:
+                _warn(f"{function.__name__}({old}=…)", f"{function.__name__}({new}=…)")
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorate
 
 
 def _warn(old: str, new: str) -> None:

@@ -35,7 +35,7 @@ def check(plan: Plan, train: Train, precision: Precision) -> None:
             raise UserError(f"the task updates its weights itself (manual optimisation), and {words}")
 
 
-class SharedUpdates:
+class TaskRanks:
     """Several ranks that share the batches of a task which updates its weights itself.
 
     The gradients of a rank are of a mean over its share of the batch, and count by its size: they are averaged before
@@ -43,7 +43,7 @@ class SharedUpdates:
     """
 
     def __init__(self, ranks: Ranks, plan: Plan, recorder: Recorder, optimizers: list[Any], task: nn.Module) -> None:
-        """Average before the updates of `optimizers`, which must be all that update the parameters of `task`."""
+        """EMA before the updates of `optimizers`, which must be all that update the parameters of `task`."""
         if plan.smallest < ranks.world_size:
             raise UserError(
                 f"the task updates its weights itself (manual optimisation), and a batch of {plan.smallest} samples "
@@ -93,7 +93,7 @@ class SharedUpdates:
             self._record = self._recorder.begin_shard()
 
     def _before_update(self, optimizer: Any, arguments: Any, options: Any) -> Any:
-        """Average the gradients; where the optimizer computes them itself (a closure), each time that it does."""
+        """EMA the gradients; where the optimizer computes them itself (a closure), each time that it does."""
         closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
         if closure is None:
             self._average(optimizer)
@@ -133,7 +133,7 @@ class SharedUpdates:
 
 
 def before(
-    rate: LearningRate | None, optimizers: list[Any], before_fetch: Callable[[int], None], together: SharedUpdates
+    rate: LearningRate | None, optimizers: list[Any], before_fetch: Callable[[int], None], together: TaskRanks
 ) -> Callable[[int], None]:
     """Before a step, set the recipe's learning rate, unless the task has optimizers of its own (`rate` is None)."""
 
@@ -149,7 +149,7 @@ def before(
 
 def after(
     recorder: Recorder, plan: Plan, average: EMA | None, after_step: Callable[[int], None] | None,
-    together: SharedUpdates,
+    together: TaskRanks,
 ) -> Callable[[int, Any], None]:  # fmt: skip
     """After a step, record the loss that it returned, if any, and average the weights."""
 

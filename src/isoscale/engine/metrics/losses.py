@@ -59,8 +59,8 @@ def check_labels(
         broken = target[target != target.round()].flatten()
         if len(broken):
             raise UserError(
-                f"the labels of the {split} data are {_dtype(target)}, and {float(broken[0]):g} is among them; expected "
-                "whole numbers, one for each class from 0; for values that are to be predicted, use loss: mse"
+                f"the labels of the {split} data are {_dtype(target)}, and {float(broken[0]):g} is among them; "
+                "expected whole numbers, one for each class from 0; for values that are to be predicted, use loss: mse"
             )
     labels = target.to(torch.int64)
     labels = labels if ignored is None else labels[labels != ignored]

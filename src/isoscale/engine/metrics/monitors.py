@@ -43,7 +43,7 @@ class EarlyStopping:
     """Early stopping: counts evaluations without improvement."""
 
     def __init__(self, section: config.EarlyStopping | None) -> None:
-        """Watch what the recipe says; None never stops."""
+        """HealthClient what the recipe says; None never stops."""
         self._section = section
         self._best: float | None = None
         self._stalled = 0

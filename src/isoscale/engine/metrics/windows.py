@@ -67,7 +67,7 @@ class Journal:
         self._context = context
         self._observers = observers
         self._flags = (nan_guard.latch, nan_guard.count) if nan_guard is not None else ()
-        self._soundness = nan_guard
+        self._nan_guard = nan_guard
         self._mended = self._in_a_row = self._mended_before = 0
         self._pending: _Pending | None = None
         self._before: dict[str, tuple[float, float]] = {}
@@ -181,7 +181,7 @@ class Journal:
 
     @property
     def _leaves_out(self) -> bool:
-        return self._soundness is not None and self._soundness.policy != "zero"
+        return self._nan_guard is not None and self._nan_guard.policy != "zero"
 
     def end_epoch(self, epoch: int, num_steps: int) -> dict[str, float]:
         """The means over an epoch of so many steps, and start counting anew."""

@@ -425,8 +425,8 @@ class ExtraState:
         own = {name.removeprefix(f"{rank}/"): each for name, each in tensors.items() if name.startswith(f"{rank}/")}
         if not same:
             self._say(
-                f"modules kept something else on each of {len(of_ranks)} ranks; there are {self._ranks.world_size} now: "
-                "gradients are added up, everything else is as it was on the first rank"
+                f"modules kept something else on each of {len(of_ranks)} ranks; there are {self._ranks.world_size} "
+                "now: gradients are added up, everything else is as it was on the first rank"
             )
             for name in of_ranks[0].get("gradients", ()):
                 parts = [tensors[f"{each}/gradient/{name}"] * share for each, share in enumerate(values["shares"])]

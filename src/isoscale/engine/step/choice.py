@@ -91,9 +91,7 @@ class ProgramMaker:
         manual.check(plan, self.settings.train, parts.precision)
         hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers)
         rate = None if parts.configured else parts.rate
-        together = manual.SharedUpdates(
-            self.reducer.ranks, plan, parts.train_context.recorder, self.optimizers, parts.task
-        )
+        together = manual.TaskRanks(self.reducer.ranks, plan, parts.train_context.recorder, self.optimizers, parts.task)
         parts.extra.share = lambda: together.weight
         parts.undo.callback(together.close)
         return ManualProgram(

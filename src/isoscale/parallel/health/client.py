@@ -1,7 +1,8 @@
 """How a rank learns that another one failed, is gone or hangs, and what becomes of it then.
 
-A thread beside the main one keeps the connection to the server of rank 0. What the server decides ends the main thread at its
-next word to the others, or at the error that a broken connection gives; where it is stuck, the thread ends the process.
+A thread beside the main one keeps the connection to the server of rank 0. What the server decides ends the main
+thread at its next word to the others, or at the error that a broken connection gives; where it is stuck, the thread
+ends the process.
 """
 
 import os

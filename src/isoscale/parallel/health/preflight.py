@@ -247,8 +247,8 @@ def describe_ways(found: Ways, ranks: Ranks, seconds: float) -> str:
     if not found.num_blocked:
         debug = "NCCL_DEBUG=INFO" if ranks.backend == "nccl" else "isoscale doctor, started as the training is,"
         return (
-            f"all {ranks.world_size} ranks came, and their hosts reach each other, but their first sum over {through} did "
-            f"not end within {seconds:g} s\n  {debug} says more"
+            f"all {ranks.world_size} ranks came, and their hosts reach each other, but their first sum over {through} "
+            f"did not end within {seconds:g} s\n  {debug} says more"
         )
     lines = [
         f"{way.origin} does not reach {way.target} at {way.address}, port {way.port}: {way.reason}"
@@ -256,7 +256,8 @@ def describe_ways(found: Ways, ranks: Ranks, seconds: float) -> str:
     ]
     interfaces = ", ".join(dict.fromkeys(filter(None, found.interfaces.values())))
     return "\n  ".join([
-        f"all {ranks.world_size} ranks came, but within {seconds:g} s they could not connect to each other over {through}"
+        f"all {ranks.world_size} ranks came, but within {seconds:g} s they could not connect to each other "
+        f"over {through}"
         + (f" ({interfaces}):" if interfaces else ":"),
         *_some(lines), _advice(ranks, interfaces),
     ])  # fmt: skip

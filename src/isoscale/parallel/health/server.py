@@ -4,9 +4,9 @@ Every rank keeps one connection to the server. The system closes it when a proce
 rank is noticed at once and one that merely computes for long is never taken for dead. Where a worker of the dead rank
 keeps it open, the rank beside it on the same machine knows.
 
-Whoever connects is a stranger until he has proved that he knows the secret of the training, and the server has proved the
-same to him. Strangers are few, have little time and few bytes, and whatever they send, it is they who are hung up on.
-When all ranks are there, nobody else is let in.
+Whoever connects is a stranger until he has proved that he knows the secret of the training, and the server has proved
+the same to him. Strangers are few, have little time and few bytes, and whatever they send, it is they who are hung up
+on. When all ranks are there, nobody else is let in.
 """
 
 import errno
@@ -168,8 +168,8 @@ def family_of(address: str) -> socket.AddressFamily:
 def knock(place: tuple[str, int], rank: int, key: Key) -> Line:
     """The connection of a rank to the server, after each has proved to the other that it knows the secret.
 
-    An OSError where nobody answers, and where it is not the server who does. Who is turned away, because many others came
-    at the same time, tries again.
+    An OSError where nobody answers, and where it is not the server who does. Who is turned away, because many others
+    came at the same time, tries again.
     """
     until = time.monotonic() + TO_BE_HEARD
     while True:
