@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from isoscale.runs.open import open_run
-from isoscale.runs.opened import Given
+from isoscale.runs.open import Given, open_run
 from isoscale.runs.run import Run
 from isoscale.runs.session import Session
 

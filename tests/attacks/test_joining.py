@@ -136,7 +136,7 @@ def test_words_of_another_meeting_fit_nowhere():
         with pytest.raises(Forged):
             SignedStore(board.store, other).get("verdict")
     board.store.set("hub", board.store.get("verdict"))
-    with pytest.raises(Forged, match="'server', where ranks meet, was not written by a rank"):
+    with pytest.raises(Forged, match="'hub', where ranks meet, was not written by a rank"):
         board.get("hub")
     assert board.get("verdict") == ""
 

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from isoscale.data.batches import BatchPlan
 from isoscale.engine.boundaries import Planner
-from isoscale.engine.cadence import Cadence
-from isoscale.engine.config import Checkpoint, Train
+from isoscale.engine.config import Cadence, Checkpoint, Train
 
 NEVER = Cadence(1, "never")
 cadences = st.one_of(

@@ -85,7 +85,7 @@ def in_an_update() -> Around:
 
 def in_an_evaluation() -> Around:
     """In the second batch of the evaluation after a step."""
-    from isoscale.engine.evaluations import Evaluations
+    from isoscale.engine.evaluation import Evaluations
     from isoscale.science.images import Classifier
 
     whole = Evaluations.validate

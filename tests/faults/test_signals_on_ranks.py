@@ -64,7 +64,7 @@ def signalled_in_a_step(number: int, who: tuple[int, ...], at: int) -> None:
 
 def signalled_in_an_evaluation(number: int, who: int, at: int) -> None:
     """A rank gets a signal in the third batch of the evaluation after a step; how many batches follow is counted."""
-    from isoscale.engine.evaluations import Evaluations
+    from isoscale.engine.evaluation import Evaluations
     from isoscale.science.images import Classifier
 
     whole, plain = Evaluations.validate, Classifier.validation_step

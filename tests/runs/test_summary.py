@@ -11,8 +11,7 @@ from isoscale.data.batches import BatchPlan
 from isoscale.data.mixture import Mixture, MixturePlan, RandomDraws, system_probabilities
 from isoscale.data.sources import TensorSource
 from isoscale.parallel.rank_info import Facts
-from isoscale.runs.summary import batch_words, visible_rows
-from isoscale.runs.system_table import system_lines
+from isoscale.runs.summary import batch_words, system_lines, visible_rows
 from tests.helpers import train
 
 

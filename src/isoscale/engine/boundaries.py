@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from isoscale.data.batches import Plan
-from isoscale.engine.cadence import Cadence
+from isoscale.engine.config import Cadence
 
 
 @dataclass(frozen=True)

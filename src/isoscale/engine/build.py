@@ -17,8 +17,7 @@ from isoscale.engine import checks
 from isoscale.engine import device as accelerators
 from isoscale.engine.assembly import Assembly, Built
 from isoscale.engine.boundaries import Planner
-from isoscale.engine.cadence import Cadence
-from isoscale.engine.config import LossWeight, Optimizer, Schedule
+from isoscale.engine.config import Cadence, LossWeight, Optimizer, Schedule
 from isoscale.engine.device import Accelerator
 from isoscale.engine.lightning import module as lightning
 from isoscale.engine.lightning.overrides import overrides

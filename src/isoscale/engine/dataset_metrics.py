@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,16 +22,11 @@ from isoscale.data import rng
 from isoscale.data.batches import Batch
 from isoscale.data.files import sweep
 from isoscale.data.sources import Source
-from isoscale.engine.assembly import Assembly
-from isoscale.engine.boundaries import Planner
-from isoscale.engine.evaluation import Interrupted
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.splits import Split
 from isoscale.engine.step.step import Forward
 from isoscale.engine.target_units import TargetUnits
-from isoscale.observe.events import FiguresMade
 from isoscale.observe.figures import Figure
-from isoscale.observe.observers import Observers
 from isoscale.parallel.reduction import Reducer
 from isoscale.system.files import failures_in_words, sync_file, sync_folder
 
@@ -43,8 +37,13 @@ Asked = Callable[[], bool]
 ASIDE = ".predicting-"
 
 
-def _never() -> bool:
+def never() -> bool:
+    """Nobody interrupts."""
     return False
+
+
+class Interrupted(Exception):
+    """A stop was asked for in the middle of an evaluation, which will be done again."""
 
 
 class Seen(NamedTuple):
@@ -61,7 +60,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Occasion:
-    """When a dataset is made, and what for; as it stands, apart from a training: all that can be known is wanted."""
+    """When a dataset is evaluated, and what for; by default, apart from a training, for all that can be known."""
 
     epoch: int = 0
     """Epochs that were trained."""
@@ -81,7 +80,7 @@ class Occasion:
 
 @dataclass
 class EvaluatedDataset:
-    """What a task is shown of a stage's data, and what it shows in turn."""
+    """All data of a stage, as a task evaluates it: samples with predictions, sums over ranks, figures in turn."""
 
     stage: str
     """val, test or predict."""
@@ -91,7 +90,7 @@ class EvaluatedDataset:
     data: Split
     occasion: Occasion = Occasion()
     make_reducer: Callable[[], Reducer | None] = lambda: None
-    interrupted: Asked = _never
+    interrupted: Asked = never
     figures: dict[str, Figure] = field(default_factory=dict)
 
     @property
@@ -158,71 +157,6 @@ class EvaluatedDataset:
     def shown(self) -> dict[str, Figure]:
         """The figures by full names."""
         return {f"{self.stage}/{name}": figure for name, figure in self.figures.items()}
-
-
-class DatasetEvaluator:
-    """Makes the surveys of a training: knows which is the first and the last, and hands on what is shown."""
-
-    def __init__(
-        self, parts: Assembly, plan: Planner, observers: Observers, reducer_of: Callable[[Split], Reducer | None],
-        shows: bool,
-    ) -> None:  # fmt: skip
-        """`shows` says whether anybody looks at figures."""
-        self._parts, self._plan, self._observers, self._reducer_of, self._shows = (
-            parts, plan, observers, reducer_of, shows,
-        )  # fmt: skip
-
-    def before(self, split: Split) -> dict[str, float]:
-        """What the task measures before its first step."""
-        return self._measure("val", split, 0, self._occasion("val", 0))
-
-    def rehearse(self, split: Split) -> dict[str, float]:
-        """On a few samples, all names that the task will measure."""
-        return self._measure("val", split, 0, Occasion(is_last=False, is_rehearsal=True, is_full=False, shows=False))
-
-    def after(self, stage: str, split: Split, step: int, interrupted: Asked = _never) -> dict[str, float]:
-        """What the task measures after an evaluation."""
-        return self._measure(stage, split, step, self._occasion(stage, step), interrupted)
-
-    def last(self, split: Split, step: int) -> dict[str, float]:
-        """What the task measures where training ends before its plan does; by the averaged weights if there are any."""
-        average = self._parts.ema
-        with average.swapped_in() if average else nullcontext():
-            return self._measure("val", split, step, self._occasion("val", step, is_last=True))
-
-    def _occasion(self, stage: str, step: int, is_last: bool = False) -> Occasion:
-        apart = stage != "val"
-        is_last = is_last or apart or step >= self._plan.num_steps
-        return Occasion(
-            self._epoch(step), self._epoch(self._step_before(step)), step == 0, is_last, is_full=apart,
-            shows=self._shows,
-        )  # fmt: skip
-
-    def _epoch(self, step: int) -> int:
-        return step // self._plan.batches.steps_per_epoch
-
-    def _step_before(self, step: int) -> int:
-        """Of the evaluation before."""
-        cadence = self._plan.evaluate
-        every = cadence.count * (self._plan.batches.steps_per_epoch if cadence.unit == "epoch" else 1)
-        return max(0, step - 1) // every * every
-
-    def _measure(
-        self, stage: str, split: Split, step: int, occasion: Occasion, interrupted: Asked = _never
-    ) -> dict[str, float]:
-        if not evaluates_dataset(self._parts.task):
-            return {}
-        dataset = EvaluatedDataset(
-            stage, self._warn, self._parts.forward("predict", {}), split, occasion, lambda: self._reducer_of(split),
-            interrupted,
-        )  # fmt: skip
-        values = dataset.metrics()
-        if dataset.figures:
-            self._observers.notify(FiguresMade(step, self._epoch(max(0, step - 1)), dataset.shown()))
-        return values
-
-    def _warn(self, text: str) -> None:
-        self._observers.note(text, "warning")
 
 
 class Store:

@@ -1,30 +1,40 @@
 """Evaluation: every sample exactly once, metrics as (sum, weight) pairs, one read-back in the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from isoscale.data import rng
 from isoscale.data.batches import Plan
 from isoscale.data.feeds.feed import Feed
-from isoscale.engine.lightning.module import is_lightning_module, remember
+from isoscale.engine.assembly import Assembly
+from isoscale.engine.boundaries import Planner
+from isoscale.engine.dataset_metrics import Asked, EvaluatedDataset, Interrupted, Occasion, evaluates_dataset, never
+from isoscale.engine.lightning.module import forget, is_lightning_module, remember
 from isoscale.engine.lightning.overrides import overrides
-from isoscale.engine.metrics.accumulators import means
-from isoscale.engine.metrics.together import add_up, agreed_values
+from isoscale.engine.metrics import torchmetrics as metrics
+from isoscale.engine.metrics.accumulators import Recorded, means
+from isoscale.engine.metrics.monitors import check_monitors, check_without_evaluation
 from isoscale.engine.metrics.torchmetrics import keep
-from isoscale.engine.metrics.weighted_sum import WeightedSum
-from isoscale.engine.splits import Split
+from isoscale.engine.metrics.weighted_sum import Tally, WeightedSum
+from isoscale.engine.optim.schedules import loss_weight
+from isoscale.engine.settings import Settings
+from isoscale.engine.splits import Split, limited
 from isoscale.engine.state.module_state import ModuleSnapshot
+from isoscale.engine.state.progress import Progress
+from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.step import Forward, loss_terms
+from isoscale.engine.stopping import Agreement
 from isoscale.errors import UserError
+from isoscale.observe.events import FiguresMade, Logged
 from isoscale.observe.figures import Figure
+from isoscale.observe.observers import Observers
 from isoscale.parallel.collectives import ALONE, Ranks
 from isoscale.parallel.reduction import Reducer
-
-
-class Interrupted(Exception):
-    """A stop was asked for in the middle of an evaluation, which will be done again."""
 
 
 @torch.no_grad()
@@ -147,3 +157,203 @@ def _joined(outputs: list[Any]) -> Any:
     if isinstance(outputs[0], dict):
         return {name: torch.cat([output[name] for output in outputs]) for name in outputs[0]}
     return torch.cat(outputs)
+
+
+@dataclass
+class Kept:
+    """What a rank has recorded: by what name, and where."""
+
+    recorded: Recorded
+    terms: list[str]
+    metrics: dict[str, str] = field(default_factory=dict)
+    tallies: dict[str, tuple[torch.Size, torch.dtype]] = field(default_factory=dict)
+
+    def as_tuple(self) -> tuple[Any, ...]:
+        """In plain values, for other ranks."""
+        return tuple(self.recorded), self.terms, self.metrics, self.tallies
+
+    @classmethod
+    def read(cls, recorded: tuple[Any, ...], *others: Any) -> "Kept":
+        """As another rank told it."""
+        return cls(Recorded(*recorded), *others)
+
+
+def add_up(context: StepContext, shards: Mapping[int, Tensor], terms: set[str], reducer: Reducer) -> set[str]:
+    """Add what the shards of all ranks recorded; returns the terms of the loss. Each sum is made once, at the end."""
+    recorder, ranks = context.recorder, reducer.ranks
+    mine = Kept(
+        recorder.recorded, sorted(terms), metrics.paths(context.task, context.metrics), _shapes(context.tallies)
+    )
+    every = [Kept.read(*each) for each in ranks.all_gather(mine.as_tuple(), "what was evaluated")]
+    known = next((kept for kept in every if kept.recorded.names or kept.tallies), mine)
+    recorder.agree([kept.recorded for kept in every], shards.values())
+    for shard in sorted(shards):
+        reducer.add(shard, [shards[shard]])
+    recorder.end_shards(reducer.total(lambda: [recorder.fresh()])[0])
+    for name, path in known.metrics.items():  # torchmetrics add up themselves, if every rank asks them to
+        context.metrics.setdefault(name, context.task.get_submodule(path))
+    _add_tallies(context, known.tallies, ranks)
+    return set(known.terms)
+
+
+def agreed_values(values: dict[str, float], recorded: bool, ranks: Ranks) -> dict[str, float]:
+    """The values that a rank with samples has found, so that all decide alike."""
+    if ranks.alone:
+        return values
+    every: list[Any] = ranks.all_gather(values if recorded else None, "the values of an evaluation")
+    return next((found for found in every if found is not None), values)
+
+
+def _shapes(tallies: Mapping[str, Tally]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tally.counts.shape, tally.counts.dtype) for name, tally in tallies.items()}
+
+
+def _add_tallies(context: StepContext, known: Mapping[str, tuple[torch.Size, torch.dtype]], ranks: Ranks) -> None:
+    for name, (shape, dtype) in known.items() if not ranks.alone else ():
+        own = context.tallies.get(name)
+        counts = own.counts.clone() if own else torch.zeros(shape, dtype=dtype, device=context.recorder.buffer.device)
+        ranks.all_reduce(counts, "the counts of an evaluation")
+        if own:
+            context.tallies[name] = Tally(counts, own.finish)
+
+
+@dataclass
+class Evaluations:
+    """Measures the weights of a training as they are at the step that it has reached."""
+
+    parts: Assembly
+    plan: Planner
+    settings: Settings
+    progress: Progress
+    agreed: Agreement
+    observers: Observers
+    ranks: Ranks
+    make_reducer: Callable[[], Reducer]
+    shows: bool
+    """Whether anybody looks at more than numbers."""
+
+    def __post_init__(self) -> None:
+        """What the task measures of all data together is measured besides."""
+        self._whole = DatasetEvaluator(self.parts, self.plan, self.observers, self._reducer_of, self.shows)
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """The weights of named loss terms at the present step."""
+        weights, last = self.settings.train.loss_weights, max(0, self.progress.step - 1)
+        return {name: loss_weight(weight, last, self.parts.rate) for name, weight in weights.items()}
+
+    def validate(self, split: Split) -> dict[str, float]:
+        """The values of the present weights, or of their averages; broken off where a stop is asked for."""
+        zero_grad = getattr(self.parts.task, "on_validation_model_zero_grad", None)
+        if zero_grad is not None:  # as under Lightning: gradients that no update has used are gone then
+            zero_grad()
+        with self.parts.ema.swapped_in() if self.parts.ema else nullcontext():
+            self.agreed.begin_evaluation()
+            values = self.measure("val", split, self.agreed.in_evaluation)
+        self.parts.train_context.enter()
+        return values
+
+    def measure(self, stage: str, split: Split, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """The values of the present weights on a split's data."""
+        values = self._means(stage, split, interrupted)
+        return {**values, **self._whole.after(stage, split, self.progress.step, interrupted)}
+
+    def finish(self, split: Split) -> dict[str, float]:
+        """What the task measures where training ends before its plan does."""
+        values = self._whole.last(split, self.progress.step)
+        self.parts.train_context.enter()
+        return values
+
+    def begin(self, split: Split | None) -> None:
+        """What the task measures before its first step."""
+        values = self._whole.before(split) if split is not None and not self.progress.step else {}
+        self.parts.train_context.enter()
+        if values:
+            self.progress.values = values
+            self.observers.notify(Logged(0, 0, values))
+
+    def rehearse(self, split: Split | None) -> None:
+        """Evaluate one batch before training: a mistake in it shows now, and the monitored metric must be there."""
+        if self.progress.step:
+            return
+        if split is None or self.plan.evaluate.unit == "never":
+            check_without_evaluation(self.settings)
+            return
+        rehearsed = replace(split, plan=limited(split.plan, 1))
+        values = {**self._means("val", rehearsed), **self._whole.rehearse(rehearsed)}
+        self.parts.train_context.enter()
+        forget(self.parts.task)
+        check_monitors(self.settings, [*values, "train/loss_epoch"], self.observers.note)
+
+    def _means(self, stage: str, split: Split, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        forward = self.parts.forward(stage, self.loss_weights)
+        return evaluate(forward, split.feed, split.plan, interrupted, self._reducer_of(split))
+
+    def _reducer_of(self, split: Split) -> Reducer | None:
+        whole = self.ranks.alone and split.plan.num_shards == 1
+        return None if whole else self.make_reducer()
+
+
+class DatasetEvaluator:
+    """Makes the surveys of a training: knows which is the first and the last, and hands on what is shown."""
+
+    def __init__(
+        self, parts: Assembly, plan: Planner, observers: Observers, reducer_of: Callable[[Split], Reducer | None],
+        shows: bool,
+    ) -> None:  # fmt: skip
+        """`shows` says whether anybody looks at figures."""
+        self._parts, self._plan, self._observers, self._reducer_of, self._shows = (
+            parts, plan, observers, reducer_of, shows,
+        )  # fmt: skip
+
+    def before(self, split: Split) -> dict[str, float]:
+        """What the task measures before its first step."""
+        return self._measure("val", split, 0, self._occasion("val", 0))
+
+    def rehearse(self, split: Split) -> dict[str, float]:
+        """On a few samples, all names that the task will measure."""
+        return self._measure("val", split, 0, Occasion(is_last=False, is_rehearsal=True, is_full=False, shows=False))
+
+    def after(self, stage: str, split: Split, step: int, interrupted: Asked = never) -> dict[str, float]:
+        """What the task measures after an evaluation."""
+        return self._measure(stage, split, step, self._occasion(stage, step), interrupted)
+
+    def last(self, split: Split, step: int) -> dict[str, float]:
+        """What the task measures where training ends before its plan does; by the averaged weights if there are any."""
+        average = self._parts.ema
+        with average.swapped_in() if average else nullcontext():
+            return self._measure("val", split, step, self._occasion("val", step, is_last=True))
+
+    def _occasion(self, stage: str, step: int, is_last: bool = False) -> Occasion:
+        apart = stage != "val"
+        is_last = is_last or apart or step >= self._plan.num_steps
+        return Occasion(
+            self._epoch(step), self._epoch(self._step_before(step)), step == 0, is_last, is_full=apart,
+            shows=self._shows,
+        )  # fmt: skip
+
+    def _epoch(self, step: int) -> int:
+        return step // self._plan.batches.steps_per_epoch
+
+    def _step_before(self, step: int) -> int:
+        """Of the evaluation before."""
+        cadence = self._plan.evaluate
+        every = cadence.count * (self._plan.batches.steps_per_epoch if cadence.unit == "epoch" else 1)
+        return max(0, step - 1) // every * every
+
+    def _measure(
+        self, stage: str, split: Split, step: int, occasion: Occasion, interrupted: Asked = never
+    ) -> dict[str, float]:
+        if not evaluates_dataset(self._parts.task):
+            return {}
+        dataset = EvaluatedDataset(
+            stage, self._warn, self._parts.forward("predict", {}), split, occasion, lambda: self._reducer_of(split),
+            interrupted,
+        )  # fmt: skip
+        values = dataset.metrics()
+        if dataset.figures:
+            self._observers.notify(FiguresMade(step, self._epoch(max(0, step - 1)), dataset.shown()))
+        return values
+
+    def _warn(self, text: str) -> None:
+        self._observers.note(text, "warning")

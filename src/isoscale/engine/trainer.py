@@ -12,14 +12,13 @@ from isoscale.data.feeds.device import DeviceFeed
 from isoscale.data.samples import kept_generators
 from isoscale.data.sources import Source
 from isoscale.engine import checks
-from isoscale.engine.agreement import Agreement
 from isoscale.engine.assembly import Built
 from isoscale.engine.boundaries import Due
 from isoscale.engine.config import Limit
+from isoscale.engine.dataset_metrics import Interrupted
 from isoscale.engine.diagnose.memory import explained
 from isoscale.engine.diagnose.profile import Profile, timed
-from isoscale.engine.evaluation import Interrupted, call_hook
-from isoscale.engine.evaluations import Evaluations
+from isoscale.engine.evaluation import Evaluations, call_hook
 from isoscale.engine.figures import FigureWriter
 from isoscale.engine.lightning import module as lightning
 from isoscale.engine.lightning.overrides import overrides
@@ -34,7 +33,7 @@ from isoscale.engine.state.output import NOWHERE, Output
 from isoscale.engine.state.progress import LogState, OrderState
 from isoscale.engine.state.replicas import verify
 from isoscale.engine.step.untrained import check_replaced, refuse_unreached
-from isoscale.engine.stopping import StopRequest, deadline
+from isoscale.engine.stopping import Agreement, StopRequest, deadline
 from isoscale.engine.task import Task
 from isoscale.engine.training_data import adapted
 from isoscale.engine.transforms import FittedStates, fitted

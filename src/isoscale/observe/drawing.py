@@ -39,7 +39,7 @@ LINES = ("#20242c", "#d1495b", "#30638e", "#edae49", "#00798c")
 
 
 def draw(name: str, shown: Drawable) -> Figure:
-    """The figure of a figure, under its name."""
+    """A figure drawn, under its name."""
     match shown:
         case Pictures():
             return _Grid(shown).draw(name)

@@ -11,7 +11,7 @@ Attempt = dict[str, Any]
 def begun(
     before: Sequence[Attempt], step: int, hosts: Sequence[str], variables: Mapping[str, str] = os.environ
 ) -> list[Attempt]:
-    """The ledger with a attempt that begins now; one before it that never ended was killed."""
+    """The ledger with an attempt that begins now; one before it that never ended was killed."""
     attempt = {
         "job": slurm_job(variables) or None,
         "restart": _restart(variables),

@@ -22,7 +22,7 @@ from isoscale.errors import RunGone, UserError
 from isoscale.observe.metric_log import MetricLog
 from isoscale.recipe.seal import adopted, with_seal
 from isoscale.runs.git import code
-from isoscale.runs.run_record import rebuilt
+from isoscale.runs.record import rebuilt
 from isoscale.system.files import sync_folder, write_aside
 
 ROOT = Path("runs")

@@ -24,11 +24,60 @@ from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any
 
-from isoscale.errors import RunLost, UserError
+from isoscale.errors import RunGone, RunLost, UserError
 from isoscale.runs.directory import ROOT
-from isoscale.runs.place import Place, is_file
 from isoscale.system.files import open_no_link
 from isoscale.system.process import machine, state
+
+
+class Place:
+    """A directory itself, by its identity, wherever it is moved."""
+
+    def __init__(self, path: Path, words: str) -> None:
+        """The directory in `path`; `words` say what it is to people."""
+        self.path = path
+        self.first = path.absolute()
+        """Where it was when it was opened."""
+        self._words = words
+        self.handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is still what its path names."""
+        return is_file(self.handle, self.path)
+
+    def check(self) -> None:
+        """Raise where it is not."""
+        if not self.is_here:
+            raise RunGone(self._what_became_of_it())
+
+    def moved_to(self) -> Path | None:
+        """Where it is now, as far as the system tells; None for one that is deleted."""
+        with suppress(OSError):
+            path = Path(os.readlink(f"/proc/self/fd/{self.handle}"))
+            return path if is_file(self.handle, path) else None
+        return None
+
+    def _what_became_of_it(self) -> str:
+        moved = self.moved_to()
+        if moved is not None:
+            return f"{self._words} {self.path} was moved to {moved} while it was trained in"
+        others = ", and another put in its place" if self.path.exists() else ""
+        return f"{self._words} {self.path} was deleted while it was trained in{others}"
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.handle)
+
+
+def is_file(handle: int, path: Path) -> bool:
+    """Whether an open file or directory is still the one of that name."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return os.path.samestat(os.fstat(handle), found)
+
 
 NAME = ".lock"
 BEAT = 2.0
@@ -261,7 +310,7 @@ class RunLock:
         self._say(f"{owner}, which trained here since {owner.since}, has ended without a word; this start goes on")
 
     def _moves(self, owner: Owner) -> bool:
-        """HealthClient the counter of a process that cannot be asked."""
+        """Watch the counter of a process that cannot be asked."""
         end = time.monotonic() + WATCH
         while time.monotonic() < end:
             time.sleep(_GLANCE)

@@ -10,7 +10,7 @@ from isoscale.engine.metrics.windows import NotFinite
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.trainer import Trainer
 from isoscale.observe.observers import Observers
-from isoscale.runs.opened import OpenedRun
+from isoscale.runs.open import OpenedRun
 
 
 def explain(run: OpenedRun, trainer: Trainer, error: NotFinite) -> None:

@@ -18,7 +18,7 @@ from isoscale.observe.tensorboard.observer import TensorBoard
 from isoscale.observe.text_log import TextLog
 from isoscale.recipe.loggers import build_loggers, send_command
 from isoscale.runs.lock import RunLock
-from isoscale.runs.opened import OpenedRun
+from isoscale.runs.open import OpenedRun
 
 
 class Outputs:

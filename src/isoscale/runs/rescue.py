@@ -12,7 +12,7 @@ from isoscale.errors import UserError
 from isoscale.observe.metric_log import MetricLog
 from isoscale.runs.directory import RunDirectory
 from isoscale.runs.lock import RunLock
-from isoscale.runs.opened import OpenedRun
+from isoscale.runs.open import OpenedRun
 
 Saved = tuple[int, Snapshot, bool]
 

@@ -15,7 +15,7 @@ from isoscale.errors import UserError
 from isoscale.observe.metric_log import history, last_values, read_metrics
 from isoscale.runs.directory import REBUILT, ROOT, RunDirectory
 from isoscale.runs.lock import is_held
-from isoscale.runs.record_check import checked
+from isoscale.runs.record import checked
 
 if TYPE_CHECKING:
     from isoscale.recipe.loaded import LoadedRecipe

@@ -22,7 +22,7 @@ from isoscale.engine.metrics.windows import NotFinite
 from isoscale.engine.settings import Decisions
 from isoscale.engine.state.checkpoint import State
 from isoscale.engine.state.output import NOWHERE
-from isoscale.engine.state.sharing import told
+from isoscale.engine.state.replicas import told
 from isoscale.engine.trainer import Trainer
 from isoscale.errors import PeerFailed, RunGone, RunLost, Stopped, UserError
 from isoscale.observe.events import Ended, Started
@@ -37,11 +37,10 @@ from isoscale.runs.fingerprint import Comparison, check_unchanged, compare, fing
 from isoscale.runs.git import changes_in_words
 from isoscale.runs.lock import RunLock
 from isoscale.runs.nan_report import explain
-from isoscale.runs.opened import OpenedRun
+from isoscale.runs.open import OpenedRun
 from isoscale.runs.outputs import Outputs
 from isoscale.runs.rescue import rescue
-from isoscale.runs.summary import continue_command, end_rows, next_commands, start_rows
-from isoscale.runs.system_table import system_lines
+from isoscale.runs.summary import continue_command, end_rows, next_commands, start_rows, system_lines
 from isoscale.system import early_stop
 from isoscale.system.printing import occupy
 

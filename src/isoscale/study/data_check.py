@@ -9,7 +9,7 @@ from isoscale.errors import UserError
 from isoscale.observe.observers import Observers
 from isoscale.recipe.load import load_resolved
 from isoscale.runs.fingerprint import Comparison, compare, fingerprints, read_record, write_record
-from isoscale.runs.opened import OpenedRun
+from isoscale.runs.open import OpenedRun
 from isoscale.runs.run import Run
 
 

@@ -20,7 +20,7 @@ from isoscale.observe.observers import Observers
 from isoscale.runs.directory import hardware, package_versions
 from isoscale.runs.fingerprint import compare, fingerprints, read_record
 from isoscale.runs.git import code
-from isoscale.runs.opened import OpenedRun
+from isoscale.runs.open import OpenedRun
 from isoscale.runs.run import Run
 
 CLOCK = "time/"

@@ -12,8 +12,7 @@ from isoscale.data.mixture import Mixture
 from isoscale.data.order import Order
 from isoscale.data.rng import StepRandom
 from isoscale.errors import UserError
-from isoscale.runs.open import open_run
-from isoscale.runs.opened import Given
+from isoscale.runs.open import Given, open_run
 from isoscale.runs.session import Session
 from isoscale.science.images import Crop, Cutout, Flip, Rotate
 from isoscale.science.models import MLP

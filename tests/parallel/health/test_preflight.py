@@ -24,7 +24,7 @@ from tests.ranks import Command, command_on, on_ranks
 
 HOST = socket.gethostname()
 SAME = {"isoscale": "1.0", "torch": "2.9", "Python": "3.12.1", FILES: "abc"}
-THREE = Ranks(world=3, hosts=("n1", "n1", "n2"))
+THREE = Ranks(world_size=3, hosts=("n1", "n1", "n2"))
 
 
 def told(rank: int, **versions: str) -> Facts:
@@ -123,8 +123,8 @@ def test_ways_that_are_not_open_are_named_with_what_to_do():
     assert words.startswith("all 3 ranks came, but within 60 s they could not connect to each other over Gloo (ib0):")
     assert "n1 does not reach n2 at 10.0.0.2, port 4567: timed out" in words
     assert "GLOO_SOCKET_IFNAME" in words and "firewall" in words and "isoscale doctor" in words
-    assert "NCCL_SOCKET_IFNAME" in describe_ways(Ways(2, 1, blocked, {}, ()), Ranks(world=3, backend="nccl"), 60)
-    open_ways = describe_ways(Ways(2, 0, (), {}, ()), Ranks(world=3, backend="nccl"), 60)
+    assert "NCCL_SOCKET_IFNAME" in describe_ways(Ways(2, 1, blocked, {}, ()), Ranks(world_size=3, backend="nccl"), 60)
+    open_ways = describe_ways(Ways(2, 0, (), {}, ()), Ranks(world_size=3, backend="nccl"), 60)
     assert "reach each other, but their first sum over NCCL did not end within 60 s" in open_ways
 
 

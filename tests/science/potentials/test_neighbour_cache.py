@@ -42,7 +42,7 @@ class Ranks:
     """Processes that are threads, which hear each other."""
 
     def __init__(self, rank: int, world: int, barrier: threading.Barrier, heard: list[Any]) -> None:
-        self.rank, self.world = rank, world
+        self.rank, self.world_size = rank, world
         self._barrier, self._heard = barrier, heard
 
     def all_gather(self, value: Any, what: str = "") -> list[Any]:
@@ -187,7 +187,7 @@ def test_ranks_share_the_work_and_get_the_same(tmp_path: Path, cache: Path, look
 def test_frames_are_shared_out_evenly_and_each_once():
     class Rank:
         def __init__(self, rank: int) -> None:
-            self.rank, self.world = rank, 3
+            self.rank, self.world_size = rank, 3
 
         def all_gather(self, value: Any, what: str = "") -> list[Any]:
             raise AssertionError

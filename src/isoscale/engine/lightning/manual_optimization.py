@@ -35,7 +35,7 @@ def check(plan: Plan, train: Train, precision: Precision) -> None:
             raise UserError(f"the task updates its weights itself (manual optimisation), and {words}")
 
 
-class TaskRanks:
+class SharedUpdates:
     """Several ranks that share the batches of a task which updates its weights itself.
 
     The gradients of a rank are of a mean over its share of the batch, and count by its size: they are averaged before
@@ -43,7 +43,7 @@ class TaskRanks:
     """
 
     def __init__(self, ranks: Ranks, plan: Plan, recorder: Recorder, optimizers: list[Any], task: nn.Module) -> None:
-        """EMA before the updates of `optimizers`, which must be all that update the parameters of `task`."""
+        """Average before the updates of `optimizers`, which must be all that update the parameters of `task`."""
         if plan.smallest < ranks.world_size:
             raise UserError(
                 f"the task updates its weights itself (manual optimisation), and a batch of {plan.smallest} samples "
@@ -93,7 +93,7 @@ class TaskRanks:
             self._record = self._recorder.begin_shard()
 
     def _before_update(self, optimizer: Any, arguments: Any, options: Any) -> Any:
-        """EMA the gradients; where the optimizer computes them itself (a closure), each time that it does."""
+        """Average the gradients; where the optimizer computes them itself (a closure), each time that it does."""
         closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
         if closure is None:
             self._average(optimizer)
@@ -133,13 +133,13 @@ class TaskRanks:
 
 
 def before(
-    rate: LearningRate | None, optimizers: list[Any], before_fetch: Callable[[int], None], together: TaskRanks
+    rate: LearningRate | None, optimizers: list[Any], before_fetch: Callable[[int], None], shared: SharedUpdates
 ) -> Callable[[int], None]:
     """Before a step, set the recipe's learning rate, unless the task has optimizers of its own (`rate` is None)."""
 
     def before_step(step: int) -> None:
         before_fetch(step)
-        together.begin(step)
+        shared.begin(step)
         if rate is not None:
             for optimizer in optimizers:
                 set_lr(optimizer, rate(step))
@@ -149,7 +149,7 @@ def before(
 
 def after(
     recorder: Recorder, plan: Plan, average: EMA | None, after_step: Callable[[int], None] | None,
-    together: TaskRanks,
+    shared: SharedUpdates,
 ) -> Callable[[int, Any], None]:  # fmt: skip
     """After a step, record the loss that it returned, if any, and average the weights."""
 
@@ -157,7 +157,7 @@ def after(
         if isinstance(output, torch.Tensor) or (isinstance(output, dict) and "loss" in output):
             for name, pair in loss_terms(output, plan.share(plan.size(step - 1)).count).items():
                 recorder.add(name, pair)
-        together.end()
+        shared.end()
         if average is not None:
             average.update()
         if after_step is not None:

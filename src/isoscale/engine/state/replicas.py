@@ -1,7 +1,8 @@
-"""Whether all ranks hold the same weights: silent divergence is an error that names rank and tensor."""
+"""Replicas: all ranks begin with the state of rank 0, and silent divergence is an error that names rank and tensor."""
 
 import torch
 
+from isoscale.engine.state.checkpoint import State
 from isoscale.engine.state.registry import Registry, digest
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import Ranks
@@ -42,3 +43,26 @@ def _words(ranks: Ranks, rank: int, name: str, count: int, step: int) -> str:
         "same on all ranks (a hook that changes weights, a custom optimizer, failing memory). Checkpoints were "
         "compared up to the last verification; the same command goes on from the last one"
     )
+
+
+def told(state: State | None, ranks: Ranks) -> State | None:
+    """The state that rank 0 gives, on every rank: only that one needs to see the files."""
+    if ranks.alone:
+        return state
+    words = None if state is None else ({part: _shapes(group) for part, group in state[0].items()}, state[1])
+    words = ranks.broadcast(words, "the state of the run")
+    if words is None:
+        return None
+    shapes, values = words
+    given = state[0] if state is not None else {}
+    tensors: dict[str, dict[str, torch.Tensor]] = {part: {} for part in shapes}
+    for part, group in shapes.items():
+        for name, (shape, dtype) in group.items():
+            tensor = given[part][name].contiguous() if state is not None else torch.empty(shape, dtype=dtype)
+            ranks.broadcast_tensor(tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor)
+            tensors[part][name] = tensor
+    return tensors, values
+
+
+def _shapes(group: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in group.items()}

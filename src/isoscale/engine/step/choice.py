@@ -91,13 +91,14 @@ class ProgramMaker:
         manual.check(plan, self.settings.train, parts.precision)
         hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers)
         rate = None if parts.configured else parts.rate
-        together = manual.TaskRanks(self.reducer.ranks, plan, parts.train_context.recorder, self.optimizers, parts.task)
-        parts.extra.share = lambda: together.weight
-        parts.undo.callback(together.close)
+        recorder = parts.train_context.recorder
+        shared = manual.SharedUpdates(self.reducer.ranks, plan, recorder, self.optimizers, parts.task)
+        parts.extra.share = lambda: shared.weight
+        parts.undo.callback(shared.close)
         return ManualProgram(
             self.forward, parts.random, self._reseed, parts.train.feed, plan,
-            manual.before(rate, self.optimizers, self._before_fetch, together),
-            manual.after(parts.train_context.recorder, plan, parts.ema, self._after_step, together),
+            manual.before(rate, self.optimizers, self._before_fetch, shared),
+            manual.after(recorder, plan, parts.ema, self._after_step, shared),
         )  # fmt: skip
 
     def _eager(self) -> EagerProgram:

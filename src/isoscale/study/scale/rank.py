@@ -20,8 +20,7 @@ from isoscale.parallel import world
 from isoscale.parallel.collectives import Ranks
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.schema import Recipe
-from isoscale.runs.open import open_run
-from isoscale.runs.opened import OpenedRun
+from isoscale.runs.open import OpenedRun, open_run
 from isoscale.study.scale.study import Measurement, Study, global_batch
 
 TIMED_SECONDS = 2.0

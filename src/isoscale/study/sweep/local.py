@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from isoscale.errors import DONE, START_AGAIN, RunGone
 from isoscale.launch.local import TO_OBEY, command_of, end_with_parent, num_cores
 from isoscale.runs.directory import SUBMITTED, RunDirectory, provenance
-from isoscale.runs.place import Place
+from isoscale.runs.lock import Place
 from isoscale.study.sweep.display import Display
 from isoscale.study.sweep.plan import Point, Sweep
 from isoscale.study.sweep.states import STARTING, WAITING, Logged, State, state_of

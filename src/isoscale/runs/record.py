@@ -1,11 +1,52 @@
-"""Whether run.json holds what a run writes there; a file from elsewhere, or one that was edited, may hold anything."""
+"""The record of a run, run.json: whether it holds what a run writes there, and how it is rebuilt from a checkpoint.
+
+A file from elsewhere, or one that was edited, may hold anything; after a power cut there may be none.
+"""
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from isoscale.engine.state.checkpoint import CheckpointError, Checkpoints, read_values
 from isoscale.errors import UserError
+
+
+def rebuilt(checkpoints: Checkpoints, recipe: Path) -> tuple[dict[str, Any], str]:
+    """A record from the newest checkpoint that can be read: where the run was then, and all that was written down.
+
+    Also what it was taken from, in words.
+    """
+    for path in checkpoints.all():
+        try:
+            record, state = read_values(path)
+            return _brought_up_to_date(record, state, recipe), f"the checkpoint {path.name}"
+        except (CheckpointError, KeyError, TypeError):
+            continue
+    return {"status": "running", "started": _time_of(recipe)}, "the recipe alone: there is no checkpoint"
+
+
+def _brought_up_to_date(record: dict[str, Any], state: dict[str, Any], recipe: Path) -> dict[str, Any]:
+    """The record is from the start; what happened since stands in the state."""
+    progress, best = state["progress"], state["best"]
+    is_done = progress["ended"] or progress["step"] >= record.get("num_steps", float("inf"))
+    return {
+        "started": _time_of(recipe),
+        "seed": state["order"]["seed"],
+        **record,
+        "status": "done" if is_done else "running",
+        "message": "",
+        "step": progress["step"],
+        "epoch": state["order"]["epoch"],
+        "seconds": round(progress["seconds"], 3),
+        "best": {"name": best["monitor"], "value": best["value"], "step": best["step"]},
+    }
+
+
+def _time_of(path: Path) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(path.stat().st_mtime))
+
 
 _TEXTS = ("name", "status", "message", "started", "host", "platform", "isoscale", "python", "device", "given", "folder")
 _COUNTS = ("step", "epoch", "num_steps", "seconds", "peak_memory", "ranks")
