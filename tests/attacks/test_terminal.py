@@ -12,7 +12,7 @@ import pytest
 from isoscale.observe.console import Console
 from isoscale.observe.events import Ended, EpochEnded, Layer, Logged, Note, Said, Started
 from isoscale.observe.text_log import TextLog
-from isoscale.study import markup
+from isoscale.study.report.page import templates
 from isoscale.system import printing
 from tests.helpers import cli, first_of, train
 
@@ -117,5 +117,6 @@ def test_what_happens_in_a_training_is_written_out_in_every_display(tmp_path: Pa
 
 
 def test_a_page_holds_no_orders_and_no_markup_of_a_run() -> None:
-    page = markup.element("td", f"<script>{EVIL}", title=f'">{EVIL}')
-    assert page == f'<td title="&quot;&gt;{SHOWN}">&lt;script&gt;{SHOWN}</td>'
+    cell = templates().from_string('<td title="{{ title }}">{{ text }}</td>')
+    page = cell.render(text=f"<script>{EVIL}", title=f'">{EVIL}')
+    assert page == f'<td title="&#34;&gt;{SHOWN}">&lt;script&gt;{SHOWN}</td>'

@@ -21,7 +21,7 @@ from isoscale.engine.task import Tally, Task
 from isoscale.errors import UserError
 from isoscale.observe.events import FiguresMade
 from isoscale.observe.figures import Figure, Histogram, Matrix, Network, Pictures
-from isoscale.observe.layer_table import layer_lines, visible
+from isoscale.observe.tables import layer_lines, visible_layers
 from isoscale.observe.tensorboard import observer as tensorboard
 from isoscale.runs.inference import figures
 from tests.helpers import QUIET, sha, timeless, train
@@ -247,10 +247,10 @@ class TestLayers:
 
     def test_the_lines_go_as_deep_as_there_is_room(self) -> None:
         layers = look_at(self.model(), None).layers
-        assert [layer.name for layer in visible(layers, 12)] == ["0.0", "0.1", "2"]
-        assert [layer.name for layer in visible(layers, 2)] == ["0", "2"]
+        assert [layer.name for layer in visible_layers(layers, 12)] == ["0.0", "0.1", "2"]
+        assert [layer.name for layer in visible_layers(layers, 2)] == ["0", "2"]
         assert "18 of the parameters are not trained" in layer_lines(layers)[-1]
-        assert sum(layer.num_parameters for layer in visible(layers, 12)) == layers[0].num_parameters
+        assert sum(layer.num_parameters for layer in visible_layers(layers, 12)) == layers[0].num_parameters
 
     def test_parameters_beside_layers_have_a_line_and_rows_add_up(self) -> None:
         class Scaled(nn.Sequential):
@@ -259,7 +259,7 @@ class TestLayers:
                 self.scale = nn.Parameter(torch.ones(3))
 
         layers = look_at(nn.Sequential(Scaled(), nn.Linear(1, 1)), None).layers
-        shown = {layer.name: layer.num_parameters for layer in visible(layers, 12)}
+        shown = {layer.name: layer.num_parameters for layer in visible_layers(layers, 12)}
         assert shown == {"0": 3, "0.0": 40, "0.1": 9, "1": 2}
         assert sum(shown.values()) == layers[0].num_parameters
         assert "output" not in layer_lines(layers)[0]

@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from isoscale.observe.drawing import NEUTRAL, RIGHT, WRONG, draw, png
+from isoscale.observe.drawing import draw
 from isoscale.observe.figures import (
     Curves,
     Detection,
@@ -22,6 +22,7 @@ from isoscale.observe.figures import (
     Pictures,
     PrecisionRecall,
 )
+from isoscale.observe.style import NEUTRAL, RIGHT, WRONG, png
 
 RANDOM = np.random.default_rng(0)
 
@@ -174,7 +175,7 @@ def test_drawing_does_not_touch_the_state_of_pyplot() -> None:
     code = (
         "import sys, numpy as np\n"
         "from isoscale.observe.figures import Histogram, Matrix\n"
-        "from isoscale.observe.drawing import draw, png\n"
+        "from isoscale.observe.drawing import draw\nfrom isoscale.observe.style import png\n"
         "for shown in (Matrix(np.eye(2, dtype=int), ['cat', 'dog']), Histogram(np.ones(2), np.arange(3.0))):\n"
         "    print(png(draw('val/a', shown))[1:4].decode())\n"
         "print('matplotlib.pyplot' in sys.modules)\n"

@@ -1,7 +1,12 @@
-"""Rate and time left, from the events alone."""
+"""Rate and time left, from the events alone; whoever waits at a terminal sees how far a look at data is."""
+
+import io
+import sys
+
+import pytest
 
 from isoscale.observe.events import EpochEnded, Logged, Started
-from isoscale.observe.progress import Progress
+from isoscale.observe.progress import Progress, Waiting
 
 STARTED = Started("images/digits", "runs/a", [], step=0, num_steps=1000, steps_per_epoch=100)
 
@@ -45,3 +50,19 @@ def test_a_continued_run_counts_its_own_steps_only() -> None:
     assert progress.place() == "epoch 10/10"
     progress.advance(Logged(950, 9, {"time/samples_per_second": 1280.0}), now=10.0)
     assert progress.status(10.0) == "1,280 samples/s  0:10 left"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "is_seen"), [(Terminal(), True), (io.StringIO(), False)])
+def test_a_bar_is_for_a_terminal_alone(stream: io.StringIO, is_seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Waiting("batches") as waiting:
+        for _ in range(2):
+            for done in range(7):
+                waiting.at(done, 7)
+    assert ("6/7" in stream.getvalue()) == is_seen

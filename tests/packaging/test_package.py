@@ -17,8 +17,12 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "train", "test", "predict", "compare", "report", "tensorboard", "runs", "recipe", "data", "init", "doctor",
 )  # fmt: skip
-NEEDED = ("py.typed", "recipes/images/digits.yaml", "science/data/digits.npz", "science/data/DIGITS_LICENSE.txt")
-HEAVY = ("torch", "numpy", "pydantic", "lightning", "torchmetrics", "tensorboard")
+NEEDED = (
+    "py.typed", "recipes/images/digits.yaml", "science/data/digits.npz", "science/data/DIGITS_LICENSE.txt",
+    *(f"study/report/templates/{name}" for name in ("page.html", "curves.html", "results.html", "parts.html")),
+    "study/report/templates/page.css", "study/report/templates/page.js",
+)  # fmt: skip
+HEAVY = ("torch", "numpy", "pydantic", "lightning", "torchmetrics", "tensorboard", "matplotlib", "jinja2")
 
 
 def isoscale(*arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -81,8 +81,9 @@ def _draw(folder: Path, figures: "Mapping[str, Figure]") -> list[Path]:
     """Write what a task shows as PNG files; their paths."""
     if not figures:
         return []
-    from isoscale.observe.drawing import draw, png
+    from isoscale.observe.drawing import draw
     from isoscale.observe.figures import Network
+    from isoscale.observe.style import png
     from isoscale.system.files import failures_in_words, own_folder, write_aside
 
     drawn = {

@@ -1,6 +1,6 @@
 """`isoscale data info` of systems of atoms: what is in them, and how many neighbours their atoms have."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,19 +59,21 @@ def recipe_facts(systems: "Mapping[str, Sequence[System]]", task: "Task") -> dic
 
 def show(facts: dict[str, Any], as_json: bool) -> None:
     """Print what is known of systems."""
+    from isoscale.observe.tables import aligned
+
     if as_json:
         print_json(facts)
         return
     echo(facts["title"])
     for split, systems in facts["systems"].items():
-        lines = _columns([(split, "frames", "atoms", "formula", "periodic", "labels"), *map(_row, systems)])
+        lines = aligned([(split, "frames", "atoms", "formula", "periodic", "labels"), *map(_row, systems)], indent="  ")
         echo("\n".join(["", *lines]))
     near = facts["neighbours"]
     has_room = any(each["sel"] is not None for each in near["types"])
     head = ("type", "most", *(["sel"] if has_room else []), "suggested sel")
     rows = [_neighbour_row(each, has_room) for each in near["types"]]
     echo(f"\nneighbours within {near['cutoff']:g} Å ({facts['why']})")
-    echo("\n".join(_columns([head, *rows])))
+    echo("\n".join(aligned([head, *rows], indent="  ")))
     if near["nearest"] is not None:
         echo(f"  the nearest two atoms are {near['nearest']:.3f} Å apart, in {near['nearest_in']}")
     echo("  suggested: a tenth more than the most that any atom has, rounded up to a multiple of 4")
@@ -86,9 +88,3 @@ def _row(system: dict[str, Any]) -> tuple[str, ...]:
 def _neighbour_row(found: dict[str, Any], has_room: bool) -> tuple[str, ...]:
     room = "" if found["sel"] is None else str(found["sel"]) + (" too few" if found["sel"] < found["most"] else "")
     return found["name"], str(found["most"]), *([room] if has_room else []), str(found["suggested"])
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

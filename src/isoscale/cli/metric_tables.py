@@ -4,12 +4,12 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 
+from isoscale.observe.tables import GAP, side_by_side
 from isoscale.observe.text import number, table
 
 NARROWEST, WIDEST = 60, 120
 MOST_IN_HEAD = 12
 """Characters of a column's head in one line, unless one word is longer."""
-GAP = "  "
 
 
 def lines(metrics: Mapping[str, float], units: Mapping[str, str], of_all: str = "mean |error|") -> list[str]:
@@ -26,8 +26,8 @@ def lines(metrics: Mapping[str, float], units: Mapping[str, str], of_all: str = 
     ]
     stage = next(iter(metrics), "").partition("/")[0]
     cells = [_column(metrics, stage, column, parts, units.get(column, "")) for column in columns]
-    blocks = _blocks(_head([*parts, of_all], cells), cells) if cells else []
-    return [*table(plain), *(line for block in blocks for line in ("", *block))]
+    blocks = _blocks([*parts, of_all], cells) if cells else []
+    return [*table(plain), *(line for block in blocks for line in ("", *filter(None, block)))]
 
 
 def _split(name: str) -> tuple[str, str, str]:
@@ -59,35 +59,10 @@ def _wrapped(name: str) -> list[str]:
     return found
 
 
-def _head(rows: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    """The first column, as high as the highest of the others."""
-    return [""] * (max(map(len, cells)) - len(rows)) + list(rows)
-
-
-def _blocks(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[list[str]]:
-    """As many columns side by side as the terminal has room for, the rest below."""
-    room = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((100, 24)).columns)) - len(GAP) - max(map(len, head))
-    blocks: list[list[list[str]]] = [[]]
-    for cell in (_filled(each, len(head)) for each in cells):
-        if blocks[-1] and sum(_width(each) for each in [*blocks[-1], cell]) > room:
-            blocks.append([])
-        blocks[-1].append(cell)
-    return [_block(head, block) for block in blocks]
-
-
-def _filled(cell: Sequence[str], height: int) -> list[str]:
-    return [""] * (height - len(cell)) + list(cell)
-
-
-def _width(cell: Sequence[str]) -> int:
-    return max(map(len, cell)) + len(GAP)
-
-
-def _block(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    width = max(map(len, head))
-    rows = zip(head, *cells, strict=True)
-    found = [
-        GAP + f"{label:<{width}}" + "".join(f"{text:>{_width(cell)}}" for text, cell in zip(texts, cells, strict=True))
-        for label, *texts in rows
-    ]
-    return [line.rstrip() for line in found if line.strip()]
+def _blocks(rows: Sequence[str], cells: Sequence[Sequence[str]]) -> list[list[str]]:
+    """As many columns side by side as the terminal has room for, the rest below; their last lines are those of rows."""
+    height, width = max(map(len, cells)), max(map(len, rows))
+    room = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((100, 24)).columns))
+    head = [f"{GAP}{label:<{width}}" for label in [""] * (height - len(rows)) + list(rows)]
+    groups = [[text.rjust(max(map(len, cell))) for text in [""] * (height - len(cell)) + list(cell)] for cell in cells]
+    return side_by_side(head, groups, room)

@@ -128,7 +128,7 @@ def _as_json(described: "Described") -> dict[str, Any]:
 
 
 def _print_layers(described: "Described", most: int) -> None:
-    from isoscale.observe.layer_table import layer_lines, visible
+    from isoscale.observe.tables import layer_lines, visible_layers
 
     layers = described.layers
     echo(f"{described.name}: {layers[0].kind}")
@@ -136,7 +136,7 @@ def _print_layers(described: "Described", most: int) -> None:
     if described.without_shapes:
         echo(f"no shapes: {described.without_shapes}")
     deepest = max((layer.depth for layer in layers if layer.num_parameters), default=0)
-    if deepest > max((layer.depth for layer in visible(layers, most)), default=0):
+    if deepest > max((layer.depth for layer in visible_layers(layers, most)), default=0):
         echo(f"--depth {deepest} shows what these layers are made of")
 
 

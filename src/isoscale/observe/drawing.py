@@ -1,9 +1,7 @@
-"""Drawing figures, for every observer that shows pictures; drawn without pyplot, which keeps global state."""
+"""Drawing figures, for every observer that shows pictures."""
 
 import math
 import textwrap
-import warnings
-from io import BytesIO
 
 import numpy as np
 from matplotlib import colormaps
@@ -23,9 +21,9 @@ from isoscale.observe.figures import (
     Pictures,
     PrecisionRecall,
 )
+from isoscale.observe.style import COLOURS, GRAY, NEUTRAL, PALE, RIGHT, WRONG, open_axes, plain
 
 DOTS_PER_INCH = 100
-RIGHT, WRONG, NEUTRAL = "#1a7f4b", "#c9302c", "#8a8f98"
 MOST_NUMBERS = 400
 """Of a matrix, so that one of 20 classes has all of them and a larger one its largest."""
 MOST_CURVES = 10
@@ -34,7 +32,7 @@ MOST_POINTS = 1000
 """Of one curve: more than a screen can show."""
 MOST_NAMES = 12
 """Beside points."""
-LINES = ("#20242c", "#d1495b", "#30638e", "#edae49", "#00798c")
+LINES = (COLOURS[-1], *COLOURS[1:3], COLOURS[0], *COLOURS[3:-1])
 """The colours of curves; the first is the one that the others should be equal to."""
 
 
@@ -57,22 +55,8 @@ def draw(name: str, shown: Drawable) -> Figure:
             return _parity_points(name, shown)
 
 
-def png(figure: Figure, scale: int = 1) -> bytes:
-    """The figure as a PNG file, with so many times the dots that a screen needs."""
-    file = BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # a class name in a rare script
-        figure.savefig(file, format="png", dpi=scale * figure.dpi)
-    return file.getvalue()
-
-
-def _plain(text: str) -> str:
-    """Text in which dollar signs are dollar signs and not the marks of a formula."""
-    return text.replace("$", r"\$")
-
-
 def _short(text: str, most: int) -> str:
-    return _plain(text if len(text) <= most else f"{text[: most - 1]}…")
+    return plain(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 class _Grid:
@@ -85,7 +69,9 @@ class _Grid:
 
     def __init__(self, shown: Pictures) -> None:
         self.shown = shown
-        self.pixels = _resized(shown.pixels, self.side, self.longest)
+        pixels = averaged(shown.pixels, self.longest)
+        factor = max(1, self.side // max(1, *pixels.shape[1:3]))
+        self.pixels = pixels.repeat(factor, 1).repeat(factor, 2)
         self.num_pictures, self.height, self.width = self.pixels.shape[:3]
         self.num_columns = max(1, math.ceil(math.sqrt(1.6 * self.num_pictures)))
         self.num_rows = math.ceil(self.num_pictures / self.num_columns)
@@ -101,7 +87,7 @@ class _Grid:
         figure = Figure(figsize=(width / DOTS_PER_INCH, height / DOTS_PER_INCH), dpi=DOTS_PER_INCH)
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
-        axes.text(self.gap, self.title / 2, _plain(name), va="center", fontsize=10)
+        axes.text(self.gap, self.title / 2, plain(name), va="center", fontsize=10)
         axes.imshow(self._canvas(width, height), interpolation="none", extent=(0, width, height, 0), aspect="auto")
         for index, caption in enumerate(self.captions[: self.num_pictures]):
             left, top = self._corner(index)
@@ -127,20 +113,19 @@ class _Grid:
         return (RIGHT if right[index] else WRONG) if index < len(right) else NEUTRAL
 
     def _wrapped(self, caption: str) -> str:
-        return _plain("\n".join(textwrap.wrap(caption, self.cell_width // 6, max_lines=2, placeholder="…")))
+        return plain("\n".join(textwrap.wrap(caption, self.cell_width // 6, max_lines=2, placeholder="…")))
 
 
-def _resized(pixels: NDArray[np.uint8], side: int, longest: int) -> NDArray[np.uint8]:
-    """Small pictures enlarged and large ones averaged, by a whole factor; gray ones keep their single channel."""
+def averaged(pixels: NDArray[np.uint8], longest: int) -> NDArray[np.uint8]:
+    """Pictures averaged down by a whole factor until no side is longer; gray ones keep their single channel."""
     pixels = pixels.reshape(*pixels.shape[:3], -1 if pixels.size else 3)
     number, height, width, channels = pixels.shape
     factor = math.ceil(max(height, width) / longest)
-    if factor > 1:
-        rows, columns = max(1, height // factor), max(1, width // factor)
-        blocks = pixels[:, : rows * factor, : columns * factor].reshape(number, rows, -1, columns, factor, channels)
-        return blocks.mean((2, 4)).round().astype(np.uint8)
-    factor = max(1, side // max(height, width))
-    return pixels.repeat(factor, 1).repeat(factor, 2)
+    if factor <= 1:
+        return pixels
+    rows, columns = max(1, height // factor), max(1, width // factor)
+    blocks = pixels[:, : rows * factor, : columns * factor].reshape(number, rows, -1, columns, factor, channels)
+    return blocks.mean((2, 4)).round().astype(np.uint8)
 
 
 def _bytes(colour: str) -> tuple[int, ...]:
@@ -158,7 +143,7 @@ def _matrix(name: str, shown: Matrix) -> Figure:
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, label=f"share of the {shown.rows}", shrink=min(0.9, 4 / side), aspect=25)
     bar.set_ticks([0, 0.01, 0.1, 0.5, 1], labels=["0", "1 %", "10 %", "50 %", "100 %"])
-    axes.set(title=_plain(name), xlabel=shown.columns, ylabel=shown.rows)
+    axes.set(title=plain(name), xlabel=shown.columns, ylabel=shown.rows)
     font = min(9.0, 72 * cell * 0.75)
     _name_classes(axes, shown.labels, font)
     if font >= 4:
@@ -192,12 +177,12 @@ def _precision_recall(name: str, shown: PrecisionRecall) -> Figure:
     figure = Figure(figsize=(7.5, 5), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
     for label in labels[MOST_CURVES:]:
-        axes.plot(*_curve(classes[label]), drawstyle="steps-pre", color="0.85", linewidth=0.8)
+        axes.plot(*_curve(classes[label]), drawstyle="steps-pre", color=PALE, linewidth=0.8)
     for place, label in enumerate(labels[:MOST_CURVES]):
         text = f"{classes[label].average_precision:.3f}  {_short(label, 24)}"
         axes.plot(*_curve(classes[label]), drawstyle="steps-pre", color=colormaps["tab10"](place), label=text)
-    axes.set(title=_plain(name), xlabel="recall", ylabel="precision", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    axes.grid(alpha=0.3)
+    axes.set(title=plain(name), xlabel="recall", ylabel="precision", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    open_axes(axes)
     if labels:
         title = "average precision" + (f", worst {MOST_CURVES}" if len(labels) > MOST_CURVES else "")
         figure.legend(loc="outside right upper", title=title, fontsize=8, title_fontsize=8, frameon=False)
@@ -215,8 +200,9 @@ def _curve(found: Detection) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 def _histogram(name: str, shown: Histogram) -> Figure:
     figure = Figure(figsize=(6, 3.5), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
-    axes.stairs(shown.counts, shown.edges, fill=True)
-    axes.set(title=_plain(name), xlabel="value", ylabel="count")
+    axes.stairs(shown.counts, shown.edges, fill=True, color=COLOURS[0])
+    open_axes(axes)
+    axes.set(title=plain(name), xlabel="value", ylabel="count")
     return figure
 
 
@@ -227,7 +213,7 @@ def _curves(name: str, shown: Curves) -> Figure:
     first = next(iter(shown.values.values()))
     for place, (label, values) in enumerate(shown.values.items()):
         style = {"color": LINES[place % len(LINES)], "linestyle": "--" if place else "-", "linewidth": 1.8}
-        above.plot(shown.places, values, label=_plain(label), **style)
+        above.plot(shown.places, values, label=plain(label), **style)
         if place:
             below.plot(shown.places, values - first, **style)
             below.fill_between(shown.places, values - first, color=style["color"], alpha=0.15, linewidth=0)
@@ -235,22 +221,16 @@ def _curves(name: str, shown: Curves) -> Figure:
             what, where = shown.marks[label]
             for axes in (above, below):
                 axes.axvline(where, color=style["color"], linestyle=style["linestyle"], linewidth=0.9, alpha=0.8)
-            above.plot([], [], color=style["color"], linestyle=style["linestyle"], linewidth=0.9, label=_plain(what))
-    above.set(title=_plain(name), ylabel=_plain(shown.up))
-    below.set(xlabel=_plain(shown.across), ylabel="difference")
+            above.plot([], [], color=style["color"], linestyle=style["linestyle"], linewidth=0.9, label=plain(what))
+    above.set(title=plain(name), ylabel=plain(shown.up))
+    below.set(xlabel=plain(shown.across), ylabel="difference")
     below.axhline(0, color="0.6", linewidth=0.8)
     for axes in (above, below):
-        _open(axes)
+        open_axes(axes)
         axes.margins(x=0)
     figure.align_ylabels()
     above.legend(frameon=False, fontsize=9)
     return figure
-
-
-def _open(axes: Axes) -> None:
-    """Without the lines to the right and above, which hold nothing."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
 
 
 def _parity(name: str, shown: Parity) -> Figure:
@@ -263,8 +243,8 @@ def _parity(name: str, shown: Parity) -> Figure:
     image = axes.imshow(counts, cmap="viridis", norm=norm, origin="lower", extent=ends * 2, interpolation="nearest")
     figure.colorbar(image, ax=axes, label="number of values", shrink=0.85, pad=0.03)
     _diagonal(axes, ends)
-    axes.set(title=_plain(name), xlabel=_plain(f"true {shown.what}"), ylabel=_plain(f"predicted {shown.what}"))
-    _write_beside(axes, _plain("\n".join(shown.words)), shown.counts)
+    axes.set(title=plain(name), xlabel=plain(f"true {shown.what}"), ylabel=plain(f"predicted {shown.what}"))
+    _write_beside(axes, plain("\n".join(shown.words)), shown.counts)
     return figure
 
 
@@ -277,9 +257,9 @@ def _write_beside(axes: Axes, words: str, counts: NDArray[np.float64]) -> None:
 
 
 def _diagonal(axes: Axes, ends: tuple[float, float]) -> None:
-    axes.plot(ends, ends, color="0.35", linewidth=0.9, linestyle=(0, (5, 4)))
+    axes.plot(ends, ends, color=GRAY, linewidth=0.9, linestyle=(0, (5, 4)))
     axes.set(xlim=ends, ylim=ends, aspect="equal")
-    axes.spines[["top", "right"]].set_visible(False)
+    open_axes(axes)
 
 
 def _parity_points(name: str, shown: ParityPoints) -> Figure:
@@ -292,9 +272,8 @@ def _parity_points(name: str, shown: ParityPoints) -> Figure:
     axes.scatter(shown.true, shown.predicted, color=LINES[1], s=42, zorder=3, edgecolor="white", linewidth=0.8)
     if len(shown.names) <= MOST_NAMES:
         _name_points(axes, shown)
-    axes.set(title=_plain(name), xlabel=_plain(f"true {shown.what}"), ylabel=_plain(f"predicted {shown.what}"))
+    axes.set(title=plain(name), xlabel=plain(f"true {shown.what}"), ylabel=plain(f"predicted {shown.what}"))
     axes.ticklabel_format(useOffset=False)
-    axes.grid(alpha=0.25, linewidth=0.6)
     return figure
 
 

@@ -1,7 +1,7 @@
 """Everyone who watches a run, as one observer."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from isoscale.errors import UserError
@@ -68,3 +68,20 @@ class Observers:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
         self.note(f"{type(observer).__name__} failed and is switched off, training goes on: {reason}{where}", "warning")
+
+
+class Fence:
+    """Told before all others; raises where the run is another process's by now, and then nobody else is told."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        """`check` raises; it is asked in the thread that trains, which can end the training."""
+        self._check = check
+        self._thread = threading.current_thread()
+
+    def notify(self, event: Event) -> None:
+        """Ask."""
+        if threading.current_thread() is self._thread:
+            self._check()
+
+    def close(self) -> None:
+        """Nothing to close."""

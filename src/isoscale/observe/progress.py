@@ -1,7 +1,14 @@
-"""Where a run is, how fast it goes and how long it still takes."""
+"""Progress of a run, how fast it goes and how long it still takes; a bar for those who wait for other things."""
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from isoscale.observe.events import EpochEnded, Logged, Started
 from isoscale.observe.text import clock, num_epochs, number, plain_number
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 
 class Progress:
@@ -69,3 +76,38 @@ class Progress:
     def _left_text(self, now: float) -> str:
         seconds = self.seconds_left(now)
         return "" if seconds is None else f"{clock(seconds)} left"
+
+
+class Waiting:
+    """A bar on standard error, taken away in the end; nothing where nobody looks."""
+
+    def __init__(self, what: str) -> None:
+        """`what` is counted."""
+        self._what = what
+        self._bar: RichProgress | None = None
+
+    def __enter__(self) -> "Waiting":
+        if sys.stderr is not None and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+            from rich.progress import Progress as RichProgress
+
+            columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = RichProgress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def at(self, done: int, total: int) -> None:
+        """So many are done; where data is gone through again, it begins anew."""
+        if self._bar is None:
+            return
+        if not self._bar.task_ids:
+            self._bar.add_task(self._what)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total)

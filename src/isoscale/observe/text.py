@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from isoscale.observe.events import Ended, EpochEnded, Event, Logged, Note, Said, Started
-from isoscale.observe.layer_table import layer_lines
+from isoscale.observe.tables import layer_lines
 
 MOST_METRICS = 3
 """Of each stage, in the line of an epoch; metrics.jsonl has them all."""

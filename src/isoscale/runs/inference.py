@@ -29,7 +29,7 @@ from isoscale.engine.training_data import adapted
 from isoscale.engine.transforms import FittedStates, fitted
 from isoscale.errors import UserError
 from isoscale.observe.figures import Figure
-from isoscale.observe.waiting import Waiting
+from isoscale.observe.progress import Waiting
 from isoscale.recipe.components import instantiate
 from isoscale.recipe.components import resolve as resolve_class
 from isoscale.recipe.loaded import LoadedRecipe

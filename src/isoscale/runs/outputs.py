@@ -7,13 +7,12 @@ from isoscale.engine.diagnose.profile import Profile
 from isoscale.engine.state.checkpoint import State
 from isoscale.engine.trainer import Trainer
 from isoscale.errors import RunGone, UserError
-from isoscale.observe.fence import Fence
 from isoscale.observe.learning_curve import LearningCurve
 from isoscale.observe.loggers.background import Background
 from isoscale.observe.metric_log import MetricLog, read_metrics
-from isoscale.observe.observers import Observers
-from isoscale.observe.profile_table import profile_lines, rank_lines
+from isoscale.observe.observers import Fence, Observers
 from isoscale.observe.ranks.opening import RankLog, open_rank_log, told_apart, watchers
+from isoscale.observe.tables import profile_lines, rank_lines
 from isoscale.observe.tensorboard.observer import TensorBoard
 from isoscale.observe.text_log import TextLog
 from isoscale.recipe.loggers import build_loggers, send_command

@@ -14,6 +14,7 @@ from isoscale.data.window_order import WindowOrder
 from isoscale.engine.diagnose.memory import size
 from isoscale.engine.trainer import Trainer
 from isoscale.observe.ranks.rank_map import rank_rows
+from isoscale.observe.tables import aligned
 from isoscale.observe.text import duration, number, plain_number
 from isoscale.parallel.environments import find as environment
 from isoscale.parallel.health.preflight import NAMES
@@ -221,12 +222,6 @@ def _shortened(name: str) -> str:
 def _table(columns: dict[str, list[str]]) -> list[str]:
     """Names to the left, numbers to the right; a column of nothing is left out."""
     found = [[title, *cells[:MOST_SYSTEMS]] for title, cells in columns.items() if any(cells)]
-    widths = [max(map(len, column)) for column in found]
     more = max(map(len, columns.values())) - MOST_SYSTEMS
-    rows = [_line(row, widths) for row in zip(*found, strict=True)]
+    rows = aligned(list(zip(*found, strict=True)), 1, "  ")
     return [*rows, f"  … {more} more system{'s' * (more > 1)}"] if more > 0 else rows
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-    return "  " + "  ".join([row[0].ljust(widths[0]), *numbers])

@@ -9,16 +9,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from isoscale.errors import UserError
+from isoscale.observe.style import COLOURS, open_axes, plain, save
 from isoscale.observe.text import split_stage
 from isoscale.study.compare import Comparison, monitored
 from isoscale.study.facts import Curve, Facts
 from isoscale.study.table import setting_text
-from isoscale.system.files import failures_in_words, written_aside
-from isoscale.system.printing import one_line
 
 SUFFIXES = (".png", ".svg", ".pdf")
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Told apart by people with any kind of colour vision, after Okabe and Ito."""
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 """For the second and third round of the colours."""
 TRAIN: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.8}
@@ -48,8 +45,7 @@ def draw(comparison: Comparison, path: Path) -> bool:
     for metric, (by_step, by_time) in zip(metrics, figure.subplots(len(metrics), 2, squeeze=False), strict=True):
         _draw_metric(by_step, by_time, metric, runs)
     _add_legend(figure, comparison)
-    with failures_in_words(path), written_aside(path) as file:
-        figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)
+    save(figure, path)
     return True
 
 
@@ -79,9 +75,8 @@ def _draw_metric(by_step: Axes, by_time: Axes, metric: str, runs: Sequence[Facts
             by_step.plot([point.step for point in curve], values, marker=marker, **style)
             by_time.plot([point.seconds / scale for point in curve], values, marker=marker, **style)
     for axes, label in ((by_step, "step"), (by_time, f"time of training ({unit})")):
-        axes.set(xlabel=label, ylabel=_plain(metric), yscale="log" if _wants_log(metric, runs) else "linear")
-        axes.grid(alpha=0.25, which="both")
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(xlabel=label, ylabel=plain(metric), yscale="log" if _wants_log(metric, runs) else "linear")
+        open_axes(axes)
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
@@ -123,10 +118,5 @@ def _names(comparison: Comparison) -> list[str]:
     names = []
     for number, facts in enumerate(comparison.runs):
         words = [f"{key.rpartition('.')[2]} {setting_text(values[number])}" for key, values in settings.items()]
-        names.append(_plain(", ".join([facts.label, *words])))
+        names.append(plain(", ".join([facts.label, *words])))
     return names
-
-
-def _plain(text: str) -> str:
-    """Text in which dollar signs are dollar signs and not the marks of a formula, and all else can be drawn."""
-    return one_line(text).replace("$", r"\$")

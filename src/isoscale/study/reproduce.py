@@ -17,6 +17,7 @@ from isoscale.observe.config import Observe
 from isoscale.observe.events import EpochEnded, Event, Logged
 from isoscale.observe.metric_log import read_metrics
 from isoscale.observe.observers import Observers
+from isoscale.observe.tables import aligned
 from isoscale.runs.directory import hardware, package_versions
 from isoscale.runs.fingerprint import compare, fingerprints, read_record
 from isoscale.runs.git import code
@@ -308,9 +309,7 @@ def _difference(one: float, two: float) -> float:
 def text(found: Reproduction) -> str:
     """What `isoscale reproduce` prints for people."""
     rows = [("step", "name", "recorded", "reproduced", "equal"), *(_cells(line) for line in found.lines)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, *_reasons(found), "", found.verdict])
+    return "\n".join([*aligned(rows), *_reasons(found), "", found.verdict])
 
 
 def _cells(line: Line) -> tuple[str, ...]:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isoscale.observe.tables import GAP, side_by_side
 from isoscale.observe.text import duration, number, plain_number
 from isoscale.recipe.compare import ABSENT
 from isoscale.study.compare import Comparison, Target
 from isoscale.study.facts import Facts
 
-GAP = "  "
 MISSING = "–"
 LONGEST_VALUE = 32
 """Of a setting, in characters."""
@@ -59,36 +59,15 @@ def text(comparison: Comparison) -> str:
 def _section(heading: str, comparison: Comparison, groups: Sequence[Columns]) -> str:
     if not groups:
         return ""
-    names = _single("run", [facts.label for facts in comparison.runs])
-    blocks = ["\n".join(_joined([names, *block])) for block in _blocks(names, groups)]
-    return "\n".join(([heading] if heading else []) + ["\n\n".join(blocks)])
-
-
-def _blocks(names: Columns, groups: Sequence[Columns]) -> list[list[Columns]]:
-    """As few blocks as fit, none empty."""
-    room = _room() - _width(names)
-    blocks: list[list[Columns]] = []
-    left = 0
-    for group in groups:
-        left -= _width(group) + len(GAP)
-        if not blocks or left < 0:
-            blocks.append([])
-            left = room - _width(group) - len(GAP)
-        blocks[-1].append(group)
-    return blocks
+    names = _single("run", [facts.label for facts in comparison.runs]).lines()
+    blocks = side_by_side(names, [group.lines() for group in groups], _room())
+    # A first line without a title is empty.
+    parts = ["\n".join(block if block[0] else block[1:]) for block in blocks]
+    return "\n".join(([heading] if heading else []) + ["\n\n".join(parts)])
 
 
 def _room() -> int:
     return shutil.get_terminal_size().columns
-
-
-def _width(group: Columns) -> int:
-    return len(group.lines()[0])
-
-
-def _joined(groups: Sequence[Columns]) -> list[str]:
-    lines = [GAP.join(line).rstrip() for line in zip(*(group.lines() for group in groups), strict=True)]
-    return lines[0 if any(group.title for group in groups) else 1 :]
 
 
 def _single(head: str, cells: Iterable[str]) -> Columns:

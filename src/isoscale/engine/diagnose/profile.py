@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from isoscale.engine.device import Accelerator, Moment
-from isoscale.observe.profile_table import Action
+from isoscale.observe.tables import Action
 from isoscale.system.files import failures_in_words, own_folder, refuse_link, written_aside
 
 TRACED_FROM = 200

@@ -113,7 +113,8 @@ class Logger(ABC):
     def _draw_waiting(self) -> None:
         from PIL import Image
 
-        from isoscale.observe.drawing import draw, png
+        from isoscale.observe.drawing import draw
+        from isoscale.observe.style import png
 
         for name, (moment, shown) in self._waiting.items():
             if self._ledger.unsent(moment.step, [name]):

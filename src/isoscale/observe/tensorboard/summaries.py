@@ -44,7 +44,8 @@ def figure(tag: str, shown: Drawable) -> Summary:
 
 
 def _picture(tag: str, shown: Drawable) -> Summary.Value:
-    from isoscale.observe.drawing import draw, png
+    from isoscale.observe.drawing import draw
+    from isoscale.observe.style import png
 
     file = png(draw(tag, shown))
     width, height = (int.from_bytes(file[place : place + 4], "big") for place in (16, 20))  # the header of every PNG

@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from isoscale.study.charts import COLOURS
+from isoscale.observe.style import COLOURS, open_axes, plain, save
 from isoscale.study.scale.study import Row, Study
 from isoscale.study.scale.table import title
-from isoscale.system.files import failures_in_words, written_aside
 
 
 def draw(study: Study, path: Path) -> bool:
@@ -22,9 +21,8 @@ def draw(study: Study, path: Path) -> bool:
     figure = Figure(figsize=(6, 4.5), layout="constrained")
     axes = figure.subplots()
     _draw(axes, rows, study.ranks[0])
-    axes.set_title(title(study).replace("$", r"\$"))
-    with failures_in_words(path), written_aside(path) as file:
-        figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)
+    axes.set_title(plain(title(study)))
+    save(figure, path)
     return True
 
 
@@ -42,8 +40,7 @@ def _draw(axes: Axes, rows: list[Row], base: int) -> None:
         )
     _scale(axes, counts, _powers_of_two(lowest, max(ideal)))
     axes.set(xlabel="ranks", ylabel=f"speed-up against {base} rank{'s' * (base > 1)} (efficiency at the points)")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_axes(axes)
     axes.legend(frameon=False, loc="upper left")
 
 

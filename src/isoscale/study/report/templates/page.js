@@ -1,6 +1,9 @@
 // Values under the pointer, and a page that opens as its address says: report.html#time, #log or #time,log.
 "use strict";
 
+// Where the axes of a chart end; charts.py draws them there.
+const LEFT = 56, RIGHT = 468, TOP = 10, BOTTOM = 236;
+
 function choose() {
   const words = location.hash.slice(1).split(",");
   for (const name of ["step", "time"]) {
@@ -13,15 +16,10 @@ function choose() {
   }
 }
 
-// The places of a curve's points, in the order of its values.
-function places(path) {
-  return path.getAttribute("d").slice(1).split("L").map((pair) => pair.split(" ").map(Number));
-}
-
 function nearest(points, x) {
   let found = 0;
   for (let i = 1; i < points.length; i++) {
-    if (Math.abs(points[i][0] - x) < Math.abs(points[found][0] - x)) found = i;
+    if (Math.abs(points[i] - x) < Math.abs(points[found] - x)) found = i;
   }
   return found;
 }
@@ -34,21 +32,21 @@ function seconds(value) {
 }
 
 function follow(drawing, lines, readout) {
-  const curves = [...drawing.querySelectorAll("path")].map(places);
   const by = drawing.dataset.by, words = readout.textContent;
-  const cursor = drawing.querySelector(".ruler").cloneNode();
+  const curves = lines.map((line) => line[by].map((value) => LEFT + value / drawing.dataset.end * (RIGHT - LEFT)));
+  const cursor = document.createElementNS(drawing.namespaceURI, "path");
   cursor.setAttribute("class", "cursor");
   drawing.addEventListener("pointermove", (event) => {
     const box = drawing.getBoundingClientRect();
     const x = (event.clientX - box.left) / box.width * drawing.viewBox.baseVal.width;
     const indices = curves.map((points) => nearest(points, x));
-    const distance = (k) => Math.abs(curves[k][indices[k]][0] - x);
+    const distance = (k) => Math.abs(curves[k][indices[k]] - x);
     const first = indices.map((_, k) => k).reduce((best, k) => distance(k) < distance(best) ? k : best, 0);
-    const at = curves[first][indices[first]][0], value = lines[first][by][indices[first]];
-    for (const name of ["x1", "x2"]) cursor.setAttribute(name, at);
+    const at = curves[first][indices[first]], value = lines[first][by][indices[first]];
+    cursor.setAttribute("d", `M${at} ${TOP}V${BOTTOM}`);
     drawing.append(cursor);
     // Curves are logged at steps of their own: only those with a point here have something to say.
-    const here = lines.filter((_, k) => Math.abs(curves[k][indices[k]][0] - at) < 1);
+    const here = lines.filter((_, k) => Math.abs(curves[k][indices[k]] - at) < 1);
     const texts = here.map((line) => line.name + " " + line.value[indices[lines.indexOf(line)]]);
     readout.textContent = [by === "step" ? "step " + value : seconds(value), ...texts].join(" · ");
   });
