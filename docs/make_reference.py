@@ -16,10 +16,11 @@ from isoscale.cli.main import app
 from isoscale.data.sources import Sources
 from isoscale.engine.metrics.losses import LOSSES, METRICS
 from isoscale.recipe.components import resolve
-from isoscale.recipe.names import SHORT_NAMES
+from isoscale.recipe.names import short_names
 from isoscale.recipe.presets import preset_description, preset_names
 from isoscale.recipe.schema import Recipe
 from isoscale.science.models import ACTIVATIONS
+from isoscale.science.registry import public_names
 
 HEAD = """# Reference: the keys of a recipe
 
@@ -142,7 +143,7 @@ def components() -> str:
     parts = [COMPONENTS_HEAD, "## Presets\n", "`isoscale train NAME` trains one.\n", *rows("name", presets)]
     parts += ["## Short names of classes\n", NAMES]
     for kind_name in KINDS:
-        found = [component(name) for name in SHORT_NAMES if kind_of(name) == kind_name]
+        found = [component(name) for name in short_names() if kind_of(name) == kind_name]
         parts += [f"### {kind_name}\n", *rows("name", found, "arguments")]
     parts += ["## Names of functions\n", *rows("where", [f"| {where} | {names} |" for where, names in functions()])]
     return "\n".join(parts)
@@ -224,7 +225,7 @@ def described(parameter: Any, context: typer.Context) -> str:
 def python() -> str:
     """The page of functions and classes."""
     parts = [PYTHON_HEAD]
-    for name in (name for name in isoscale.__all__ if not name.startswith("__")):
+    for name in sorted({*isoscale.__all__, *public_names()} - {"__version__"}):
         target = getattr(isoscale, name)
         parts += [f"## isoscale.{name}\n", f"```text\nisoscale.{name}{call(target)}\n```\n", *explained(target)]
         if inspect.isclass(target):

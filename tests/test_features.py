@@ -10,12 +10,12 @@ import pytest
 import isoscale
 from isoscale.data.formats.opening import SUFFIXES
 from isoscale.parallel.environments.find import LAUNCHERS
-from isoscale.recipe.names import CONVERTERS, SHORT_NAMES
+from isoscale.recipe.names import CONVERTERS, short_names
 from isoscale.recipe.presets import SUFFIXES as RECIPE_SUFFIXES
 from isoscale.recipe.presets import preset_names
 from isoscale.recipe.schema import Recipe
 from isoscale.runs.export import WRITERS
-from isoscale.science.catalog import CATALOG
+from isoscale.science.registry import domains, downloads, public_names
 from tests.helpers import commands
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -70,12 +70,12 @@ def test_every_key_of_a_recipe_is_listed():
 
 
 def test_every_name_of_python_is_listed():
-    assert listed("Python") == sorted(name for name in isoscale.__all__ if name != "__version__")
+    assert listed("Python") == sorted({*isoscale.__all__, *public_names()} - {"__version__"})
 
 
 def test_every_component_and_logger_is_listed():
     files = {"log.txt", "metrics.jsonl", "TensorBoard", "a class of your own"}
-    assert sorted({*listed("Components by name", "Loggers")} - files) == sorted(SHORT_NAMES)
+    assert sorted({*listed("Components by name", "Loggers")} - files) == sorted(short_names())
 
 
 def test_every_file_format_is_listed():
@@ -88,10 +88,13 @@ def test_every_launcher_is_listed():
 
 def test_every_science_preset_and_download_is_listed():
     folder = Path(isoscale.__file__).parent / "science"
-    assert listed("Sciences") == sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+    assert sorted(domain.name for domain in domains()) == sorted(
+        path.parent.name for path in folder.glob("*/__init__.py")
+    )
+    assert listed("Sciences") == sorted(domain.name for domain in domains())
     end = TEXT[TEXT.index("\n## Sciences") :]
     assert set(re.findall(r"`(\w+/[\w-]+)`", end)) == set(preset_names())
-    assert {name for name in re.findall(r"`([\w-]+)`", end) if name in CATALOG} == set(CATALOG)
+    assert {name for name in re.findall(r"`([\w-]+)`", end) if name in downloads()} == set(downloads())
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.names[0])

@@ -57,6 +57,17 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     name = moved.renamed(name, {"Pair": "WeightedSum", "exhibits": "figures"}, "isoscale.")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'isoscale' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if not name.startswith("_"):
+        from isoscale.science.registry import public_names
+
+        if name in public_names():
+            return public_names()[name](name)
+    raise AttributeError(f"module 'isoscale' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    from isoscale.science.registry import public_names
+
+    return sorted({*globals(), *__all__, *public_names()})

@@ -1,10 +1,15 @@
 """The errors a person reads, and the exit code that each of them becomes."""
 
+import difflib
 import errno
+import json
 import sysconfig
 import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import FrameSummary
+from typing import Any
 
 DONE = 0
 FAILED = 1
@@ -12,6 +17,10 @@ USER_CAN_FIX = 2
 START_AGAIN = 75
 INTERRUPTED = 130
 """As shells expect after Ctrl-C."""
+
+KeyPath = tuple[str | int, ...]
+UNKNOWN_KEY = "unknown key"
+MISSING_KEY = "needed here, but missing"
 
 _PACKAGE = Path(__file__).parent
 _CANNOT_WRITE = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
@@ -21,6 +30,42 @@ class UserError(ValueError):
     """Something the user can fix: says what was found, what was expected and what to type."""
 
     exit_code = USER_CAN_FIX
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a file: the key, what is wrong with it, where it was written and what was probably meant."""
+
+    path: KeyPath
+    message: str
+    origin: str | None = None
+    suggestion: str | None = None
+
+    def __str__(self) -> str:
+        text = ": ".join(part for part in (self.origin, dotted(self.path), self.message) if part)
+        return f'{text}; did you mean "{self.suggestion}"?' if self.suggestion else text
+
+
+def dotted(path: KeyPath) -> str:
+    """A key path as overrides write it: `data.transforms.0.scale`."""
+    return ".".join(str(part) for part in path)
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that was probably meant, if any is close."""
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return by_lower[matches[0]] if matches else None
+
+
+def found(value: Any) -> str:
+    """A value as a message shows it."""
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    if isinstance(value, list):
+        return f"a list of {len(value)}" if value else "an empty list"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 class RunLost(UserError):

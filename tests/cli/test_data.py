@@ -18,7 +18,7 @@ import pytest
 
 from isoscale.data.tools import downloads as fetch
 from isoscale.data.tools.published import Entry
-from isoscale.science import catalog
+from isoscale.science.images import downloads as catalog
 from tests import warm
 
 CONTENTS = {"first": b"one" * 100_000, "second": b"two" * 1000}
@@ -278,8 +278,9 @@ def test_a_folder_that_may_not_be_written_is_said(isoscale, tmp_path: Path, serv
 
 def test_a_download_that_was_killed_can_be_started_again(isoscale, tmp_path: Path, server: Server):
     server.silent.set()
-    words = "import sys; from isoscale.science import catalog; from isoscale.data.tools.published import Entry; "
-    words += f"catalog.CATALOG['loose'] = Entry('loose', '', 'loose', {HASHES!r}, (), '', suffix='.gz'); "
+    words = "import sys; from isoscale.science.images.downloads import CATALOG; "
+    words += "from isoscale.data.tools.published import Entry; "
+    words += f"CATALOG['loose'] = Entry('loose', '', 'loose', {HASHES!r}, (), '', suffix='.gz'); "
     words += f"sys.argv = ['isoscale', 'data', 'get', 'loose', '--mirror', {server.address!r}]; "
     words += "from isoscale.cli.main import run; run()"
     process = warm.Popen([sys.executable, "-c", words], cwd=tmp_path)

@@ -120,7 +120,7 @@ def test_a_picture_is_whole_or_not_there(disk: Disk):
 
 
 def test_a_recipe_that_is_imported_is_whole_or_not_there(disk: Disk, isoscale: Callable):
-    from tests.recipe.deepmd_input import write
+    from tests.science.potentials.deepmd.made_input import write
 
     source = write(disk.path.parent)
     disk.leave(0)

@@ -22,7 +22,7 @@ from isoscale.runs.run import Run
 from tests import warm
 from tests.cli.conftest import isoscale
 from tests.helpers import command, train
-from tests.recipe.deepmd_input import write
+from tests.science.potentials.deepmd.made_input import write
 
 __all__ = ["isoscale"]
 

@@ -61,7 +61,7 @@ FAULTS = [
     Fault(
         "electronic structure",
         "coordinates of points are taken for descriptors, and the first descriptors for coordinates",
-        "recipe/importing/mala.py",
+        "science/electronic/mala/translation.py",
         '"3:" if contain_xyz else None',
         'None if contain_xyz else "3:"',
     ),
@@ -567,7 +567,7 @@ FAULTS = [
     Fault(
         "recipe",
         "the batch of a DeePMD input is not multiplied by the number of ranks",
-        "recipe/importing/deepmd.py",
+        "science/potentials/deepmd/translation.py",
         "_times(mixed or given, self._world), words=words)",
         "mixed or given, words=words)",
     ),

@@ -5,7 +5,7 @@ from isoscale.errors import UserError
 from isoscale.recipe.check import check_recipe
 from isoscale.recipe.components import check, data_spec, instantiate, resolve, task_spec
 from isoscale.recipe.load import load_recipe
-from isoscale.recipe.names import SHORT_NAMES
+from isoscale.recipe.names import OF_ALL_SCIENCES
 from isoscale.recipe.optimizers import check_optimizer
 from isoscale.recipe.problems import RecipeError
 from tests.recipe import things
@@ -27,7 +27,7 @@ def test_nested_classes_resolve_after_a_colon():
 
 
 def test_short_names_resolve_in_any_case(monkeypatch):
-    monkeypatch.setitem(SHORT_NAMES, "net", f"{THINGS}.Net")
+    monkeypatch.setitem(OF_ALL_SCIENCES, "net", f"{THINGS}.Net")
     assert resolve("Net") is things.Net
 
 
@@ -183,7 +183,7 @@ def test_component_problems_are_the_same_while_loading_and_afterwards(sections, 
 
 
 def test_a_misspelt_class_key_is_the_only_problem_of_its_section(monkeypatch):
-    monkeypatch.setitem(SHORT_NAMES, "digits", f"{THINGS}.Net")
+    monkeypatch.setitem(OF_ALL_SCIENCES, "digits", f"{THINGS}.Net")
     source = recipe_with()
     source["data"]["clas"] = source["data"].pop("class")
     with pytest.raises(RecipeError) as caught:

@@ -18,7 +18,7 @@ from tests.helpers import train
 class System(TensorSource):
     def __init__(self, name: str, num_samples: int, num_atoms: int = 0) -> None:
         super().__init__({"coord": torch.zeros(num_samples)})
-        self.name, self.num_atoms = name, num_atoms
+        self.name, self.sample_size, self.sample_unit = name, num_atoms, "atoms"
 
 
 def split(*systems: TensorSource, batch_size: int = 4, probabilities: Any = "uniform") -> Any:

@@ -8,6 +8,7 @@ import typer
 from isoscale.cli import complete
 from isoscale.cli.arguments import Trust
 from isoscale.cli.output import print_json
+from isoscale.science.registry import applied_to
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ CHECKPOINT = Annotated[
 SPLIT = Annotated[Literal["train", "val", "test"], typer.Option("--split", "--role", help="Which part of the data.")]
 SYSTEMS = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATH…", help="Other systems of atoms than those of the run: folders, or HDF5 files."),
+    typer.Option(metavar="PATH…", help=f"Other data than that of the run: {applied_to()}."),
 ]
 MORE_WORDS = {"allow_extra_args": True}
 """Settings of commands whose --systems takes several paths, which a shell makes of one with a star."""
@@ -47,7 +48,7 @@ def test(
     trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
-    """Measure a run's weights on its test data, or on other systems of atoms."""
+    """Measure a run's weights on its test data, or on other data."""
     paths = _paths(context, systems, split != "test")
     from isoscale.runs.inference import measure, other_systems
     from isoscale.runs.run import Run

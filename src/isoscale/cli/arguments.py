@@ -5,10 +5,13 @@ from typing import Annotated
 import typer
 
 from isoscale.cli import complete
+from isoscale.science.registry import DEFAULT_PRESET
 
 OptionalRecipe = Annotated[
     str | None,
-    typer.Argument(metavar="RECIPE", help="Preset or file; by default images/digits.", autocompletion=complete.recipes),
+    typer.Argument(
+        metavar="RECIPE", help=f"Preset or file; by default {DEFAULT_PRESET}.", autocompletion=complete.recipes
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -44,9 +44,9 @@ def checkpoints(incomplete: str) -> list[str]:
 
 def published(incomplete: str) -> list[str]:
     """Data sets and weights that can be fetched."""
-    from isoscale.science.catalog import CATALOG
+    from isoscale.science.registry import downloads
 
-    return [name for name in CATALOG if name.startswith(incomplete)]
+    return [name for name in downloads() if name.startswith(incomplete)]
 
 
 def described(incomplete: str) -> list[str]:

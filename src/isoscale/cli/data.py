@@ -5,18 +5,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoscale.cli import complete, data_check, data_files, data_systems
+from isoscale.cli import complete, data_check, data_files
 from isoscale.cli.arguments import Trust
 from isoscale.cli.data_words import progress, split_words
 from isoscale.cli.output import print_json
+from isoscale.science import registry
+from isoscale.science.domain import load
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.data.tools.downloads import Fetching
     from isoscale.data.tools.published import Entry
+    from isoscale.science.domain import Describer
 
 ANYTHING = "file, folder, recipe or data set"
 """That `info` looks at."""
+
+OPTIONS = "; ".join(describer.options for describer in registry.describers())
 
 app = typer.Typer(help="Fetch data, look at it, shuffle it and make it.", no_args_is_help=True)
 app.command()(data_files.shuffle)
@@ -74,10 +79,9 @@ def _bring(fetching: "Fetching", folder: Path | None, mirror: str | None) -> Non
 
 
 def _print_catalog() -> None:
-    from isoscale.science.catalog import CATALOG
-
-    width = max(map(len, CATALOG))
-    for entry in CATALOG.values():
+    entries = registry.downloads()
+    width = max(map(len, entries))
+    for entry in entries.values():
         echo(f"{entry.name:<{width}}  {entry.title}")
     echo("\nfetch one: isoscale data get NAME")
 
@@ -86,13 +90,13 @@ def _entry(name: str, kind: str = "data set or weights") -> "Entry":
     """What can be fetched under a name; `kind` is what a name may be."""
     from isoscale.errors import UserError
     from isoscale.recipe.problems import nearest
-    from isoscale.science.catalog import CATALOG
 
-    if name not in CATALOG:
-        suggestion = nearest(name, CATALOG)
-        meant = f'; did you mean "{suggestion}"?' if suggestion else f"; there is {', '.join(CATALOG)}"
+    entries = registry.downloads()
+    if name not in entries:
+        suggestion = nearest(name, entries)
+        meant = f'; did you mean "{suggestion}"?' if suggestion else f"; there is {', '.join(entries)}"
         raise UserError(f'there is no {kind} called "{name}"{meant}')
-    return CATALOG[name]
+    return entries[name]
 
 
 @app.command()
@@ -109,7 +113,7 @@ def info(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Changes of a recipe, such as data.path=DIR; of files, dataset=NAME; of systems of atoms, cutoff=6.",
+            help=f"Changes of a recipe, such as data.path=DIR; of files, dataset=NAME; {OPTIONS}.",
         ),
     ] = None,
     path: Annotated[
@@ -120,30 +124,38 @@ def info(
 ) -> None:
     """Say what data there is: samples, shapes, types, values, classes, and whether the files are right."""
     from isoscale.errors import UserError
-    from isoscale.science.catalog import CATALOG
 
-    if path is not None and name not in CATALOG:
-        raise UserError(f"--path says where a data set lies: name one of {', '.join(CATALOG)}")
+    published = registry.downloads()
+    if path is not None and name not in published:
+        raise UserError(f"--path says where a data set lies: name one of {', '.join(published)}")
     if name is None:
         _show_all(as_json)
         return
-    if name not in CATALOG and data_systems.names_systems(name):
-        data_systems.show(data_systems.path_facts([name, *(overrides or [])]), as_json)
-        return
-    if _names_files(name):
+    describer = _describer(name) if name not in published else None
+    if describer is not None:
+        described = load(describer.of_paths)(*split_words([name, *(overrides or [])]))
+    elif _names_files(name):
         _show_files([name, *(overrides or [])], as_json)
         return
-    is_recipe = name not in CATALOG and ("/" in name or "." in name)
-    if is_recipe:
-        described = _recipe_facts(name, overrides or [], trust)
+    elif name not in published and ("/" in name or "." in name):
+        described, describer = _recipe_facts(name, overrides or [], trust)
     else:
         described = _published_facts(_entry(name, ANYTHING), path)
-    if "systems" in described:
-        data_systems.show(described, as_json)
-    elif as_json:
+    if as_json:
         print_json(described)
+    elif describer is not None:
+        echo("\n".join(load(describer.lines)(described)))
     else:
         _print_facts(described)
+
+
+def _describer(name: str) -> "Describer | None":
+    """Which science knows the data at a path; a preset of that name comes before a folder."""
+    from isoscale.recipe.presets import preset_names
+
+    if not Path(name.partition("#")[0]).expanduser().exists() or name in preset_names():
+        return None
+    return next((each for each in registry.describers() if load(each.recognises)(name)), None)
 
 
 def _names_files(name: str) -> bool:
@@ -152,12 +164,11 @@ def _names_files(name: str) -> bool:
 
     from isoscale.data.formats.opening import SUFFIXES
     from isoscale.recipe.presets import preset_names
-    from isoscale.science.catalog import CATALOG
 
     path = Path(name).expanduser()
     if path.suffix.lower() in (".yaml", ".yml", ".json"):
         return False
-    if name in CATALOG or name in preset_names():
+    if name in registry.downloads() or name in preset_names():
         return path.is_file()
     return path.exists() or glob.has_magic(name) or path.suffix.lower() in SUFFIXES
 
@@ -196,13 +207,12 @@ def _mean(found: dict[str, Any]) -> str:
 def _show_all(as_json: bool) -> None:
     """What is there of all that can be fetched; quick, so that nothing is read."""
     from isoscale.data.files import data_folder
-    from isoscale.science.catalog import CATALOG
 
-    entries = {name: presence(entry) for name, entry in CATALOG.items()}
+    entries = {name: presence(entry) for name, entry in registry.downloads().items()}
     if as_json:
         print_json({"folder": str(data_folder()), "entries": entries})
         return
-    width = max(map(len, CATALOG))
+    width = max(map(len, entries))
     echo(f"data folder: {data_folder()}")
     for name, facts in entries.items():
         there = f"{facts['path']}, {_megabytes(facts['bytes'])}" if facts["present"] else f"isoscale data get {name}"
@@ -226,31 +236,32 @@ def _published_facts(entry: "Entry", path: str | None) -> dict[str, Any]:
     from isoscale.data.files import wrong_files
     from isoscale.data.tools.published import locate
     from isoscale.recipe.components import instantiate
-    from isoscale.science.catalog import DATA_SETS
 
     files = locate(entry, path)
     checked = {key: file for key, file in files.items() if key in entry.files}
     wrong = [str(file) for file in wrong_files(checked, entry.files)]
     facts = {"name": entry.name, "title": entry.title, **presence(entry, path), "damaged": wrong}
     facts["checksum"] = None if not checked else not wrong
-    if entry.name in DATA_SETS and not wrong:
+    if entry.name in registry.short_names() and not wrong:
         facts["roles"] = _splits(instantiate({"class": entry.name, "path": path, "val": 0}))
     return facts
 
 
-def _recipe_facts(name: str, overrides: list[str], is_trusted: bool) -> dict[str, Any]:
+def _recipe_facts(name: str, overrides: list[str], is_trusted: bool) -> "tuple[dict[str, Any], Describer | None]":
+    """What is known of the data of a recipe, and the science that knows it, where it is not just samples."""
     from isoscale.recipe import trust
     from isoscale.recipe.components import data_spec, instantiate
     from isoscale.recipe.load import load_recipe
-    from isoscale.science.potentials import AtomicSystems
 
     trusted = trust.Trust.ALL if is_trusted else trust.Trust.PROJECT
     loaded = load_recipe(name, overrides, check_components=True, trust=trusted)
     data = instantiate(data_spec(loaded.recipe.data))
     facts = {"name": loaded.name, "title": f"the data of {name}: {loaded.recipe.data.class_}"}
-    if isinstance(data, AtomicSystems):
-        return {**facts, **data_systems.recipe_facts(data.systems, loaded.recipe.task)}
-    return {**facts, "roles": _splits(data)}
+    for describer in registry.describers():
+        known = load(describer.of_recipe)(data, loaded.values)
+        if known is not None:
+            return {**facts, **known}, describer
+    return {**facts, "roles": _splits(data)}, None
 
 
 def _splits(data: Any) -> dict[str, Any]:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isoscale.cli.data_words import progress, split_words
+from isoscale.science.registry import generators
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.data.tools.convert import Made, Making
-
-GENERATORS = {"electronic/box": "isoscale.science.electronic.synthetic_files.make_boxes"}
-"""What is made of nothing but a seed."""
 
 
 def shuffle(
@@ -53,7 +51,7 @@ def make(
         str,
         typer.Argument(
             metavar="CONVERTER",
-            help="text, npz, hdf5, or a function of yours: my_module:read. Of nothing: electronic/box.",
+            help=f"text, npz, hdf5, or a function of yours: my_module:read. Of nothing: {', '.join(generators())}.",
         ),
     ],
     words: Annotated[
@@ -68,7 +66,7 @@ def make(
     from isoscale.data.tools.convert import MANIFEST, make_files
 
     patterns, arguments = split_words(words)
-    if converter in GENERATORS:
+    if converter in generators():
         _generate(converter, patterns, arguments, out, format_name)
         return
     making = _making(converter, arguments, format_name)
@@ -87,7 +85,7 @@ def _generate(name: str, patterns: list[str], arguments: dict[str, Any], out: Pa
     if patterns or format_name != "npy":
         given = patterns[0] if patterns else f"--format {format_name}"
         raise UserError(f"{name} is made of nothing but KEY=VALUE, as .npy files: leave {given} out")
-    generator = resolve(GENERATORS[name])
+    generator = resolve(generators()[name])
     problems = check_arguments(generator, arguments, (), frozenset({"folder", "report"}))
     if problems:
         raise RecipeError(problems)

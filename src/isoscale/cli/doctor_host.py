@@ -9,7 +9,7 @@ from isoscale.observe.doctor.checks import examine
 from isoscale.observe.doctor.finding import Finding
 from isoscale.observe.doctor.folders import folder
 from isoscale.runs.directory import ROOT
-from isoscale.science.catalog import CATALOG
+from isoscale.science.registry import downloads
 
 
 def of_host() -> Iterator[Finding]:
@@ -17,7 +17,7 @@ def of_host() -> Iterator[Finding]:
     yield from examine()
     for subject, path in folders().items():
         yield folder(subject, path, must_be_writable=subject == "runs folder")
-    there = [name for name, entry in CATALOG.items() if presence(entry)["present"]]
+    there = [name for name, entry in downloads().items() if presence(entry)["present"]]
     yield Finding("data", "ok", f"there: {', '.join(there) or 'none'}; `isoscale data get` lists all")
 
 

@@ -10,6 +10,7 @@ from isoscale.cli import complete
 from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.output import print_json
 from isoscale.cli.recipe_import import import_parameters
+from isoscale.science.registry import DEFAULT_PRESET
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def _recipes_and_runs(incomplete: str) -> list[str]:
 RecipeArgument = Annotated[
     str,
     typer.Argument(
-        metavar="RECIPE", help="A preset such as images/digits, or a file.", autocompletion=complete.recipes
+        metavar="RECIPE", help=f"A preset such as {DEFAULT_PRESET}, or a file.", autocompletion=complete.recipes
     ),
 ]
 OverridesArgument = Annotated[

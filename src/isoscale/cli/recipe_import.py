@@ -6,26 +6,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from isoscale.science import registry
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
-    from isoscale.recipe.importing.imported import Imported, Remark
+    from isoscale.science.importing import Imported, Remark
 
-INPUTS = (".json", ".yaml", ".yml")
+FILES = ", or ".join(importer.files for importer in registry.importers())
+KEYS = ", or of ".join(f"{each.title}: {each.example}" for each in registry.importers() if each.sections)
 
 
 def import_parameters(
     parameters: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE",
-            help="An input of DeePMD-kit (.json, .yaml), or a parameter file of MALA (.params.json), or the folder or "
-            ".zip of a run.",
-        ),
+        typer.Argument(metavar="FILE", help=f"{FILES[0].upper()}{FILES[1:]}."),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Keys of an input of DeePMD-kit: training.numb_steps=240."),
+        typer.Argument(metavar="KEY=VALUE", help=f"Keys of {KEYS}."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="RECIPE", help="The file to write; by default it is printed.")
@@ -35,33 +33,17 @@ def import_parameters(
         typer.Option("--data", metavar="FOLDER", help="Where the snapshots or systems are now."),
     ] = None,
 ) -> None:
-    """Translate the input of DeePMD-kit, or the parameters of MALA, into a recipe."""
+    """Translate the input or the parameters of another program into a recipe."""
+    from isoscale.recipe.importing.reading import import_file, to_yaml
     from isoscale.recipe.load import load_recipe
 
-    imported, weights = _imported(parameters, overrides or [], data)
+    imported = import_file(parameters, overrides or [], Path(data) if data else None)
     load_recipe(imported.values)
     if out is None:
-        echo(imported.to_yaml(), end="")
+        echo(to_yaml(imported), end="")
     else:
-        _write(out, imported.to_yaml())
-    echo("\n".join(_report(imported, out, weights)), err=out is None)
-
-
-def _imported(path: Path, words: list[str], data: str | None) -> "tuple[Imported, Path | None]":
-    """The recipe of a file, and the weights that were saved with it."""
-    from isoscale.errors import UserError
-    from isoscale.recipe.importing.files import SUFFIX, read_parameters
-    from isoscale.recipe.importing.mala import translate
-    from isoscale.recipe.importing.reading import import_input
-
-    if path.suffix in INPUTS and not path.name.endswith(SUFFIX) and path.is_file():
-        imported = import_input(path, words, Path(data) if data else None)
-        if imported is not None:
-            return imported, None
-    if words:
-        raise UserError(f"{words[0]} can only stand beside an input of DeePMD-kit: change the recipe instead")
-    found = read_parameters(path)
-    return translate(found, data), found.weights
+        _write(out, to_yaml(imported))
+    echo("\n".join(_report(imported, out)), err=out is None)
 
 
 def _write(path: Path, text: str) -> None:
@@ -74,12 +56,13 @@ def _write(path: Path, text: str) -> None:
         write_aside(path, text)
 
 
-def _report(imported: "Imported", out: Path | None, weights: Path | None) -> list[str]:
+def _report(imported: "Imported", out: Path | None) -> list[str]:
     """What a recipe cannot say, and what to type next."""
     lines = [f"wrote {out}"] if out is not None else []
     lines += _section("not needed in a recipe:", imported.needless) + _section("to do by hand:", imported.by_hand)
     train = f"isoscale train {shlex.quote(str(out or 'RECIPE'))}"
     lines += ["next:", f"  {train}"]
+    weights = imported.weights
     return lines + ([f"  {train} task.init_from={shlex.quote(str(weights))}"] if weights is not None else [])
 
 

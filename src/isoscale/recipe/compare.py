@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isoscale.errors import found
 from isoscale.recipe.problems import KeyPath, dotted
-from isoscale.recipe.wording import found
 
 
 class _Absent:

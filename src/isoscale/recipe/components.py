@@ -10,14 +10,13 @@ from types import ModuleType
 from typing import Any
 
 from isoscale.data.config import Data
-from isoscale.errors import UserError
+from isoscale.errors import UserError, found
 from isoscale.recipe import vision
 from isoscale.recipe.arguments import check_arguments
 from isoscale.recipe.formats.tree import children
-from isoscale.recipe.names import SHORT_NAMES, TORCHVISION, full_name, no_module, parted
+from isoscale.recipe.names import TORCHVISION, full_name, no_module, parted, short_names
 from isoscale.recipe.problems import KeyPath, Problem, nearest
 from isoscale.recipe.schema import Task
-from isoscale.recipe.wording import found
 
 OWN = ("isoscale", "torch", "torchvision")
 """Packages whose errors are about the values of a recipe; those of one's own code are shown with their lines."""
@@ -51,10 +50,9 @@ def parted_name(name: str) -> tuple[str, str]:
     """The module of a component and its name there, or an error with the nearest name that is known."""
     module_name, attribute = parted(full_name(name))
     if not module_name or not attribute:
-        known = ", ".join(sorted(SHORT_NAMES))
-        raise UnknownComponent(
-            f'there is no component "{name}"; write package.module.Class, or one of {known}', nearest(name, SHORT_NAMES)
-        )
+        known = sorted(short_names())
+        words = f'there is no component "{name}"; write package.module.Class, or one of {", ".join(known)}'
+        raise UnknownComponent(words, nearest(name, known))
     return module_name, attribute
 
 

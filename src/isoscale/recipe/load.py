@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from isoscale.recipe.formats.tree import PYTHON_CALL, Node, children, from_plain, merge, origins, plain, with_class_keys
-from isoscale.recipe.importing.reading import is_input, translated
+from isoscale.recipe.importing.reading import input_of, translated
 from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.overrides import Overrides, apply_overrides
-from isoscale.recipe.presets import DEFAULT_PRESET, Location, locate, read_location
+from isoscale.recipe.presets import Location, locate, read_location
 from isoscale.recipe.problems import DEFAULT, KeyPath, Problem, RecipeError, with_origin
 from isoscale.recipe.schema import Recipe
 from isoscale.recipe.sweep import SECTION, sweep_problems, with_nested_keys
 from isoscale.recipe.trust import Trust, job_problems, trust_problems, writing_problems
 from isoscale.recipe.validation import validate
+from isoscale.science.domain import Importer
+from isoscale.science.registry import DEFAULT_PRESET
 
 
 def load_resolved(path: Path) -> LoadedRecipe:
@@ -172,8 +174,8 @@ class _Read(NamedTuple):
 
     node: Node
     name: str
-    is_input: bool = False
-    """Whether it is an input of another program, as it was written."""
+    importer: Importer | None = None
+    """The program whose input it is, as it was written."""
     label: str = ""
     folder: Path = Path()
     files: Sequence[str] = ()
@@ -184,8 +186,8 @@ def _applied(
 ) -> tuple[Node, list[str]]:
     """The recipe with its overrides, in their order, and what there is to know about its translation."""
     node, notes, rest = read.node, list[str](), list(overrides)
-    if read.is_input:
-        node, rest, notes = translated(node, read.label, read.folder, overrides, world, problems)
+    if read.importer is not None:
+        node, rest, notes = translated(read.importer, node, read.label, read.folder, overrides, world, problems)
     for each in rest:
         node = apply_overrides(node, each, problems)
     return node, notes
@@ -194,15 +196,15 @@ def _applied(
 def _read(source: str | Path | Mapping[str, Any], problems: list[Problem]) -> _Read:
     if isinstance(source, Mapping):
         node = from_plain(source, PYTHON_CALL, problems)
-        if is_input(node):
-            return _Read(node, "input", is_input=True, label=str(PYTHON_CALL))
+        if (importer := input_of(node)) is not None:
+            return _Read(node, "input", importer, str(PYTHON_CALL))
         node = with_nested_keys(with_class_keys(node, problems))
         files: list[str] = []
         return _Read(_extended(node, Path(), (), problems, files), "recipe", files=files)
     location = locate(source, Path())
     node, files = read_location(location, problems), [location.identity]
-    if is_input(node):
-        return _Read(node, location.name, True, location.label, location.folder, files)
+    if (importer := input_of(node)) is not None:
+        return _Read(node, location.name, importer, location.label, location.folder, files)
     return _Read(_over_bases(node, location, (), problems, files), location.name, files=files)
 
 
@@ -223,8 +225,8 @@ def _read_extended(
         names = " → ".join(label for label in (*(label for _, label in chain), location.label))
         raise RecipeError([Problem(("extends",), f"recipes extend each other in a circle: {names}", origin)])
     node = read_location(location, problems)
-    if is_input(node):
-        message = f"{source} is an input of DeePMD-kit; `isoscale recipe import` makes a recipe of it, to be extended"
+    if (importer := input_of(node)) is not None:
+        message = f"{source} is {importer.title}; `isoscale recipe import` makes a recipe of it, to be extended"
         raise RecipeError([Problem(("extends",), message, origin)])
     files.append(location.identity)
     return _over_bases(node, location, chain, problems, files)

@@ -2,23 +2,10 @@
 
 from pathlib import Path
 
-SHORT_NAMES = {
+from isoscale.science import registry
+
+OF_ALL_SCIENCES = {
     "supervised": "isoscale.engine.task.Supervised",
-    "classifier": "isoscale.science.images.Classifier",
-    "mlp": "isoscale.science.models.MLP",
-    "cnn": "isoscale.science.images.CNN",
-    "resnet": "isoscale.science.images.ResNet",
-    "fastnet": "isoscale.science.images.FastNet",
-    "digits": "isoscale.science.images.Digits",
-    "mnist": "isoscale.science.images.MNIST",
-    "fashion-mnist": "isoscale.science.images.FashionMNIST",
-    "cifar10": "isoscale.science.images.CIFAR10",
-    "ldos": "isoscale.science.electronic.Ldos",
-    "snapshots": "isoscale.science.electronic.Snapshots",
-    "potential": "isoscale.science.potentials.Potential",
-    "deep_potential": "isoscale.science.potentials.DeepPotential",
-    "se_e2_a": "isoscale.science.potentials.SeE2A",
-    "atomic_systems": "isoscale.science.potentials.AtomicSystems",
     "mixture": "isoscale.data.mixture.Systems",
     "arrays": "isoscale.data.sources.Arrays",
     "files": "isoscale.data.file_sources.Files",
@@ -31,11 +18,8 @@ SHORT_NAMES = {
     "wandb": "isoscale.observe.loggers.wandb.WandB",
     "comet": "isoscale.observe.loggers.comet.Comet",
     "neptune": "isoscale.observe.loggers.neptune.Neptune",
-    "flip": "isoscale.science.images.Flip",
-    "crop": "isoscale.science.images.Crop",
-    "cutout": "isoscale.science.images.Cutout",
-    "rotate": "isoscale.science.images.Rotate",
 }
+"""Beside these there are the names that each science adds."""
 
 CONVERTERS = {
     "text": "isoscale.data.tools.converters.text",
@@ -48,11 +32,16 @@ TORCHVISION = "torchvision:"
 """Before the name of a network of torchvision: `torchvision:resnet18`."""
 
 
+def short_names() -> dict[str, str]:
+    """All short names, and the class paths that they stand for."""
+    return registry.short_names() | OF_ALL_SCIENCES
+
+
 def full_name(name: str) -> str:
     """What a short name stands for; the path of a class is its own full name."""
     if name.startswith(TORCHVISION):
         return f"torchvision.models:{name.removeprefix(TORCHVISION)}"
-    return SHORT_NAMES.get(name.lower(), name)
+    return short_names().get(name.lower(), name)
 
 
 def parted(path: str) -> tuple[str, str]:

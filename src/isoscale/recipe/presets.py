@@ -10,8 +10,8 @@ from isoscale.recipe.formats.json_reader import read_json
 from isoscale.recipe.formats.tree import Node
 from isoscale.recipe.formats.yaml_reader import read_yaml
 from isoscale.recipe.problems import Problem, RecipeError, nearest
+from isoscale.science import registry
 
-DEFAULT_PRESET = "images/digits"
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -45,7 +45,11 @@ def preset_description(name: str) -> str:
 
 
 def _presets() -> dict[str, Traversable]:
-    return dict(_walk(files("isoscale").joinpath("recipes"), ""))
+    found: dict[str, Traversable] = {}
+    for domain in registry.domains():
+        package, _, folder = domain.presets.partition("/")
+        found |= _walk(files(package).joinpath(folder), f"{domain.name}/") if folder else ()
+    return found
 
 
 def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:

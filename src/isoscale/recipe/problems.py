@@ -1,27 +1,13 @@
 """What is wrong with a recipe: every problem at once, each with its place and the nearest right name."""
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from isoscale.errors import UserError
+from isoscale.errors import KeyPath, Problem, UserError, dotted, nearest
 
-KeyPath = tuple[str | int, ...]
+__all__ = ["DEFAULT", "KeyPath", "Problem", "RecipeError", "dotted", "nearest", "with_origin"]
+
 DEFAULT = "default"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One mistake: the key, what is wrong with it, where it was written and what was probably meant."""
-
-    path: KeyPath
-    message: str
-    origin: str | None = None
-    suggestion: str | None = None
-
-    def __str__(self) -> str:
-        text = ": ".join(part for part in (self.origin, dotted(self.path), self.message) if part)
-        return f'{text}; did you mean "{self.suggestion}"?' if self.suggestion else text
 
 
 class RecipeError(UserError):
@@ -33,18 +19,6 @@ class RecipeError(UserError):
         if len(lines) > 1:
             lines.insert(0, f"{len(lines)} problems in the recipe:")
         super().__init__("\n".join(lines))
-
-
-def dotted(path: KeyPath) -> str:
-    """A key path as overrides write it: `data.transforms.0.scale`."""
-    return ".".join(str(part) for part in path)
-
-
-def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that was probably meant, if any is close."""
-    by_lower = {candidate.lower(): candidate for candidate in candidates}
-    matches = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return by_lower[matches[0]] if matches else None
 
 
 def with_origin(problem: Problem, origins: Mapping[KeyPath, str]) -> Problem:

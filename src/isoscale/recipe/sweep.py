@@ -5,10 +5,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from isoscale.errors import found
 from isoscale.recipe.formats.tree import Node, merge
 from isoscale.recipe.problems import KeyPath, Problem, dotted, nearest
 from isoscale.recipe.schema import Range, Sweep
-from isoscale.recipe.wording import found, translate
+from isoscale.recipe.wording import translate
 
 SECTION = "sweep"
 OWN_KEYS = tuple(Sweep.model_fields)

@@ -15,7 +15,7 @@ from typing import Any
 from isoscale.recipe.components import UnknownComponent, as_written, parted_name, resolve
 from isoscale.recipe.finding import find_module
 from isoscale.recipe.formats.tree import children
-from isoscale.recipe.names import SHORT_NAMES, class_path, full_name, no_module, parted
+from isoscale.recipe.names import class_path, full_name, no_module, parted, short_names
 from isoscale.recipe.outline import NotCallable, NotThere, outline
 from isoscale.recipe.problems import KeyPath, Problem, nearest
 from isoscale.recipe.seal import has_seal
@@ -195,7 +195,7 @@ class _Project:
     def is_known(self, name: str) -> bool:
         """Whether a name stands for a component of isoscale, a layer, a metric or a network of torch's family."""
         path = class_path(name)
-        if path in SHORT_NAMES.values():
+        if path in short_names().values():
             return True
         return any(path.startswith(f"{root}.") for root in _KNOWN) and self._is_installed(path) and _is_known(name)
 

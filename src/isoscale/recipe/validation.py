@@ -5,9 +5,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from isoscale.errors import MISSING_KEY, UNKNOWN_KEY
 from isoscale.recipe.problems import KeyPath, Problem, nearest
 from isoscale.recipe.schema import Recipe
-from isoscale.recipe.wording import MISSING_KEY, UNKNOWN_KEY, translate
+from isoscale.recipe.wording import translate
 
 
 def validate(values: dict[str, Any]) -> tuple[Recipe | None, list[Problem]]:

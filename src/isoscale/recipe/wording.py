@@ -1,16 +1,13 @@
 """Say in plain words what pydantic found, one problem a key."""
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from isoscale.recipe.problems import KeyPath, Problem, nearest
+from isoscale.errors import MISSING_KEY, UNKNOWN_KEY, KeyPath, Problem, found, nearest
 
-UNKNOWN_KEY = "unknown key"
-MISSING_KEY = "needed here, but missing"
 _EXPECTED = {
     "int": "a whole number",
     "float": "a number",
@@ -107,13 +104,3 @@ def _choice(errors: list[ErrorDetails], value: Any) -> str | None:
     return (
         nearest(value, re.split(", | or ", " or ".join(choices).replace("'", ""))) if isinstance(value, str) else None
     )
-
-
-def found(value: Any) -> str:
-    """A value as a message shows it."""
-    if isinstance(value, dict):
-        return "a mapping" if value else "an empty mapping"
-    if isinstance(value, list):
-        return f"a list of {len(value)}" if value else "an empty list"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}…"

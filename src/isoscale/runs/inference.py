@@ -36,6 +36,7 @@ from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import Recipe
 from isoscale.runs.given_data import Stored, check_rows, explained, fitting, for_other_data, in_split, sample_of
 from isoscale.runs.run import Run
+from isoscale.science.registry import applied_to
 from isoscale.system.moved import renamed_argument
 from isoscale.system.printing import echo
 
@@ -91,7 +92,7 @@ class _Application:
         limit = self.settings.train.limit_test_batches if name == "test" and not by_row else None
         split = maker.evaluation(name, limit, by_row)
         if split is None:
-            systems = "name systems of atoms (--systems PATH), " if _reader_of_paths(self.loaded.recipe) else ""
+            systems = f"name {applied_to()} (--systems PATH), " if _reader_of_paths(self.loaded.recipe) else ""
             others = [f"{other} (split={other!r}, --split {other})" for other in maker.others(name)]
             raise UserError(
                 f"the data has no {name} part; take another one{': ' if others else ' (--split val), '}"
@@ -192,7 +193,7 @@ def other_systems(run: Run, paths: Sequence[str]) -> Sources:
     """Other data than that of a run, in files that its class of data reads (`from_paths`)."""
     read = _reader_of_paths(run.to_build().recipe)
     if read is None:
-        raise UserError(f"--systems is for runs that learn from systems of atoms, and {run.path} learns from others")
+        raise UserError(f"--systems is for runs that learn from {applied_to()}, and {run.path} learns from others")
     return read(list(paths))
 
 

@@ -183,10 +183,11 @@ def _lines(name: str, split: "Split") -> list[str]:
     names = [str(getattr(system, "name", "")) for system in systems]
     if not all(names):
         return []
+    unit = getattr(systems[0], "sample_unit", None)
     return _table({
         f"{name} system": [_shortened(each) for each in names],
         "samples": _numbers([len(system) for system in systems]),
-        "atoms": _numbers([getattr(system, "num_atoms", 0) for system in systems]),
+        **({unit: _numbers([getattr(system, "sample_size", 0) for system in systems])} if unit else {}),
         **(_batches(split, name == "training") if len(systems) == 1 or isinstance(split.source, Mixture) else {}),
     })  # fmt: skip
 

@@ -9,8 +9,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import isoscale
+from isoscale.cli.data import app
 from isoscale.data.batches import BatchPlan
 from isoscale.data.feeds.residency import make_feed
 from isoscale.data.order import Order
@@ -268,11 +270,10 @@ def test_a_run_goes_on_only_with_the_data_that_it_began_with(shared: Path, tmp_p
         train(tmp_path / "run", "electronic/be2", train__steps=6, **keys)
 
 
-def test_data_info_tells_about_every_snapshot(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    from isoscale.cli.data import _print_facts, _recipe_facts
-
-    _print_facts(_recipe_facts("electronic/be2", [f"data.path={shared / 'data/electronic/Be2'}"], False))
-    assert "Be_snapshot3  8,748 points, 2 atoms, 4 electrons, 300 K, 15.79 Å³" in capsys.readouterr().out
+def test_data_info_tells_about_every_snapshot(shared: Path, tmp_path: Path):
+    words = ["info", "electronic/be2", f"data.path={shared / 'data/electronic/Be2'}"]
+    printed = CliRunner().invoke(app, words, catch_exceptions=False).output
+    assert "Be_snapshot3  8,748 points, 2 atoms, 4 electrons, 300 K, 15.79 Å³" in printed
 
 
 def shuffled(shared: Path, folder: Path, *words: str) -> Path:

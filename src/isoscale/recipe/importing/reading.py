@@ -1,24 +1,23 @@
-"""An input file of another program in the place of a recipe: overrides in its own words, then its translation."""
+"""A file of another program in the place of a recipe: overrides in its own words, then its translation."""
 
-from collections.abc import Mapping, Sequence
+import errno
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from isoscale.errors import UserError
+from isoscale.errors import UNKNOWN_KEY, UserError
 from isoscale.parallel.environments import find as environment
-from isoscale.recipe.formats.tree import COMMAND_LINE, PYTHON_CALL, Node, flat, plain
-from isoscale.recipe.importing.deepmd import is_input, translate
-from isoscale.recipe.importing.deepmd_words import ALIASES, SECTIONS
-from isoscale.recipe.importing.imported import Imported, Remark
+from isoscale.recipe.formats.tree import COMMAND_LINE, PYTHON_CALL, Node, Origin, flat, origins, plain
+from isoscale.recipe.formats.yaml_writer import write_yaml
 from isoscale.recipe.overrides import Overrides, apply_overrides
-from isoscale.recipe.presets import locate, read_location
-from isoscale.recipe.problems import Problem, RecipeError, nearest
+from isoscale.recipe.presets import SUFFIXES, locate, read_location
+from isoscale.recipe.problems import KeyPath, Problem, RecipeError, nearest
+from isoscale.recipe.schema import Recipe
 from isoscale.recipe.validation import section_keys
-from isoscale.recipe.wording import UNKNOWN_KEY
-
-__all__ = ["Translated", "import_input", "is_input", "split", "translated"]
-
-FOR_ONE = "is that of each worker there and of all ranks together here: for 4 ranks, four times as much"
+from isoscale.science import registry
+from isoscale.science.domain import Importer, load
+from isoscale.science.importing import Imported, PeerFile
 
 
 class Translated(NamedTuple):
@@ -31,77 +30,130 @@ class Translated(NamedTuple):
     """What there is to know about how the file was understood."""
 
 
+def input_of(node: Node) -> Importer | None:
+    """The program whose input a file is, which may stand in the place of a recipe."""
+    return next((each for each in _recognising(node) if each.sections), None)
+
+
+def _recognising(node: Node) -> Iterable[Importer]:
+    values = plain(node)
+    return (each for each in registry.importers() if each.recognises(values))
+
+
 def translated(
-    node: Node, label: str, folder: Path, overrides: Sequence[Overrides], world: int | None, problems: list[Problem]
-) -> Translated:
+    importer: Importer, node: Node, label: str, folder: Path, overrides: Sequence[Overrides], world: int | None,
+    problems: list[Problem],
+) -> Translated:  # fmt: skip
     """Change an input file in its own words, and translate it; raises RecipeError with all that is wrong with it.
 
     `world` is the number of ranks of the first start; None for the ranks of this one.
     """
-    parts = [split(each) for each in overrides]
-    problems += [problem for _, rest in parts for problem in _misspelt(rest)]
+    parts = [split(each, importer.sections) for each in overrides]
+    problems += [problem for _, rest in parts for problem in _misspelt(rest, importer.sections)]
     for own, _ in parts:
-        node = apply_overrides(node, _as_spelled(own, node), problems)
-    imported = translate(node, label, folder, environment.find().world if world is None else world, problems)
+        node = apply_overrides(node, _as_spelled(own, node, importer), problems)
+    ranks = environment.find().world if world is None else world
+    imported = load(importer.translate)(PeerFile(label, plain(node), origins(node), folder, ranks), problems)
     if problems:
         raise RecipeError(problems)
     notes = [f"{label}: {remark}" for remark in imported.needless]
-    return Translated(imported.to_node(), [rest for _, rest in parts], notes)
+    recipe = _node(imported.values, (), imported.origins, Origin(imported.source))
+    return Translated(recipe, [rest for _, rest in parts], notes)
 
 
-def import_input(path: Path, words: Sequence[str], moved: Path | None) -> Imported | None:
-    """The recipe of an input file for one rank; None if it is no such file. `moved` is where its systems are now."""
-    problems: list[Problem] = []
-    location = locate(path, Path())
-    node = read_location(location, problems)
-    if not is_input(node):
-        return None
-    own, rest = split(words)
-    for word in rest:
-        raise UserError(f"{word} is not a key of {path}: put it into the recipe that is made of it")
-    node = apply_overrides(node, _as_spelled(own, node), problems)
-    imported = translate(node, location.label, location.folder, 1, problems, moved)
+def import_file(path: Path, words: Sequence[str], moved: Path | None) -> Imported:
+    """The recipe of a file of another program for one rank; `moved` is where the data that it names is now."""
+    importer, problems = _importer(path), list[Problem]()
+    if words and not importer.sections:
+        inputs = ", or ".join(each.title for each in registry.importers() if each.sections)
+        raise UserError(f"{words[0]} can only stand beside {inputs}: change the recipe instead")
+    if importer.opens:
+        file = load(importer.opens)(path)
+    else:
+        location = locate(path, Path())
+        node = read_location(location, problems)
+        own, rest = split(words, importer.sections)
+        for word in rest:
+            raise UserError(f"{word} is not a key of {path}: put it into the recipe that is made of it")
+        node = apply_overrides(node, _as_spelled(own, node, importer), problems)
+        file = PeerFile(location.label, plain(node), origins(node), location.folder)
+    imported: Imported = load(importer.translate)(file._replace(moved=moved), problems)
     if problems:
         raise RecipeError(problems)
-    imported.origins = {path: where.removeprefix(f"{location.label}: ") for path, where in imported.origins.items()}
-    imported.needless.append(Remark("training.training_data.batch_size", FOR_ONE))
+    imported.origins = {key: where.removeprefix(f"{file.source}: ") for key, where in imported.origins.items()}
     return imported
 
 
-def split(overrides: Overrides) -> tuple[Overrides, Overrides]:
-    """Overrides that speak the file's own keys, and those that speak a recipe's."""
+def _importer(path: Path) -> Importer:
+    """Who can make a recipe of a file or a folder, by its name or else by what is in it."""
+    if not path.exists():
+        raise UserError(f"cannot read {path}: {os.strerror(errno.ENOENT)}")
+    for importer in registry.importers():
+        inside = path.iterdir() if path.is_dir() else [path]
+        if any(file.name.endswith(importer.endings) for file in inside):
+            return importer
+    problems: list[Problem] = []
+    is_tree = path.suffix in SUFFIXES and path.is_file()
+    found = next(iter(_recognising(read_location(locate(path, Path()), problems))), None) if is_tree else None
+    if found is None and problems:
+        raise RecipeError(problems)
+    if found is None:
+        raise UserError(f"{path} is not {', nor '.join(each.files for each in registry.importers())}")
+    return found
+
+
+def to_yaml(imported: Imported) -> str:
+    """The recipe, with the parameter that it comes from behind each value, and what is left to do at the top."""
+    ordered = {name: imported.values[name] for name in Recipe.model_fields if name in imported.values}
+    return imported.heading() + "\n" + write_yaml(ordered, imported.origins)
+
+
+def split(overrides: Overrides, sections: Iterable[str] | None = None) -> tuple[Overrides, Overrides]:
+    """Overrides that speak the keys of an input file, by default of any program, and those that speak a recipe's."""
+    known = {name for each in registry.importers() for name in each.sections} if sections is None else set(sections)
+
+    def is_own(word: object) -> bool:
+        return _key(str(word)).partition(".")[0] in known
+
     if isinstance(overrides, Mapping):
-        own = {key: value for key, value in overrides.items() if _is_own(str(key))}
+        own = {key: value for key, value in overrides.items() if is_own(key)}
         return own, {key: value for key, value in overrides.items() if key not in own}
     words = [overrides] if isinstance(overrides, str) else list(overrides)
-    return [word for word in words if _is_own(word)], [word for word in words if not _is_own(word)]
+    return [word for word in words if is_own(word)], [word for word in words if not is_own(word)]
 
 
-def _misspelt(rest: Overrides) -> list[Problem]:
+def _misspelt(rest: Overrides, sections: Sequence[str]) -> list[Problem]:
     """Keys that are no words of a recipe, and look like the file's own."""
     origin, words = (PYTHON_CALL, map(str, rest)) if isinstance(rest, Mapping) else (COMMAND_LINE, rest)
     known = section_keys(())
     firsts = [_key(word).partition(".")[0] for word in words]
-    found = {first: nearest(first, [*SECTIONS, *known]) for first in firsts if first not in known}
-    return [Problem((first,), UNKNOWN_KEY, str(origin), meant) for first, meant in found.items() if meant in SECTIONS]
-
-
-def _is_own(word: str) -> bool:
-    return _key(word).partition(".")[0] in SECTIONS
+    found = {first: nearest(first, [*sections, *known]) for first in firsts if first not in known}
+    return [Problem((first,), UNKNOWN_KEY, str(origin), meant) for first, meant in found.items() if meant in sections]
 
 
 def _key(word: str) -> str:
     return word.partition("=")[0].strip().removeprefix("~")
 
 
-def _as_spelled(own: Overrides, node: Node) -> Overrides:
+def _as_spelled(own: Overrides, node: Node, importer: Importer) -> Overrides:
     """Overrides with the names that the file has for their keys, such as stop_batch for numb_steps."""
-    spelled = {ALIASES[key]: key for key in flat(plain(node)) if key in ALIASES}
+    aliases = load(importer.aliases) if importer.aliases else {}
+    spelled = {aliases[key]: key for key in flat(plain(node)) if key in aliases}
 
     def name(key: str) -> str:
-        known = ALIASES.get(key, key)
+        known = aliases.get(key, key)
         return spelled.get(known, known)
 
     if isinstance(own, Mapping):
         return {name(str(key)): value for key, value in own.items()}
     return [word.replace(_key(word), name(_key(word)), 1) for word in own]
+
+
+def _node(value: Any, path: KeyPath, written: Mapping[KeyPath, str], around: Origin) -> Node:
+    """Values as if they had been read from a file."""
+    here = Origin(written[path]) if path in written else around
+    if isinstance(value, dict):
+        return Node({key: _node(child, (*path, key), written, here) for key, child in value.items()}, here)
+    if isinstance(value, list):
+        return Node([_node(child, (*path, number), written, here) for number, child in enumerate(value)], here)
+    return Node(value, here)

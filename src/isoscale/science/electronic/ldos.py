@@ -16,8 +16,7 @@ from isoscale.errors import UserError
 from isoscale.science.electronic.integrals import EnergyGrid
 from isoscale.science.electronic.loss_terms import TERMS, LossTerms, check_training, make_terms
 from isoscale.science.electronic.physics import METRICS, Measurement, check_calculations
-from isoscale.science.electronic.results import Results
-from isoscale.science.electronic.showing import show
+from isoscale.science.electronic.results import Results, show
 from isoscale.science.electronic.snapshot_source import SnapshotSource
 from isoscale.science.models import MLP
 

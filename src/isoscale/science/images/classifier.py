@@ -102,7 +102,7 @@ class Classifier(Supervised):
     def show_inputs(self, source: Source, batch: Batch) -> dict[str, Figure]:
         """Some training images as the network sees them, or as they are stored where it sees rows of numbers."""
         images, target = self.split(batch)
-        target = _numbers(target)
+        target = target.argmax(1) if target.dim() > 1 and target.shape[1] > 1 else target.flatten().to(torch.int64)
         pixels = as_pixels(images)
         if pixels is None:
             pixels = as_pixels(self.split(source.fetch(torch.arange(len(target))))[0])
@@ -127,13 +127,6 @@ class Classifier(Supervised):
         if pixels is not None:
             shown["predictions"] = _predictions(pixels, names, probability, predicted, target)
         return shown
-
-
-def _numbers(target: Tensor) -> Tensor:
-    """The classes of labels (n,), (n, 1) or (n, classes)."""
-    if target.dim() > 1 and target.shape[1] > 1:
-        return target.argmax(1)
-    return target.flatten().to(torch.int64)
 
 
 def _predictions(
@@ -171,10 +164,6 @@ def as_pixels(images: Tensor) -> np.ndarray | None:
     return colours.permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def _alone(images: Tensor) -> list[tuple[Tensor, float]]:
-    return [(images, 1.0)]
-
-
 def _mirrored(images: Tensor) -> list[tuple[Tensor, float]]:
     return [(images, 0.5), (images.flip(3), 0.5)]
 
@@ -191,7 +180,7 @@ def _mirrored_and_shifted(images: Tensor) -> list[tuple[Tensor, float]]:
 
 
 VARIANTS: dict[str, Callable[[Tensor], list[tuple[Tensor, float]]]] = {
-    "none": _alone,
+    "none": lambda images: [(images, 1.0)],
     "mirror": _mirrored,
     "mirror and shift": _mirrored_and_shifted,
 }

@@ -5,10 +5,10 @@ from typing import Literal
 
 import numpy as np
 
-from isoscale.data.sources import Source, Sources, TensorSource, split_source
+from isoscale.data.sources import Sources, TensorSource, split_source
 from isoscale.data.tools.published import locate
 from isoscale.errors import UserError
-from isoscale.science import catalog
+from isoscale.science.images import downloads as catalog
 from isoscale.science.images.formats import Labelled, read_cifar, read_idx_pair
 
 DEFAULT_SPLIT = {"train": 0.8, "val": 0.1, "test": 0.1}
@@ -48,24 +48,23 @@ class _OfficialSplit(Sources):
         `val` images, drawn with `split_seed`, are for validation and not trained on. 0 is for none; `test` trains on
         all of the training files and validates on the test files, as benchmarks of speed do.
         """
-        train, test = (self._source(images) for images in self._read(path))
-        parts = Sources(train, test) if val == "test" else self._split(train, val, split_seed)
-        super().__init__(parts.train, parts.val, test, test)
-
-    def _read(self, path: str | None) -> tuple[Labelled, Labelled]:
-        """The images of the training files and of the test files."""
-        raise NotImplementedError
-
-    def _source(self, images: Labelled) -> Source:
-        return TensorSource({"input": images.images, "target": images.labels}, self.classes)
-
-    def _split(self, train: Source, val: int | str, seed: int) -> Sources:
+        train, test = (
+            TensorSource({"input": found.images, "target": found.labels}, self.classes) for found in self._read(path)
+        )
+        if val == "test":
+            super().__init__(train, test, test, test)
+            return
         if not isinstance(val, int) or not 0 <= val < len(train):
             raise UserError(
                 f"data.val is {val!r}; expected a number of images from 0 to {len(train) - 1}, or test to validate "
                 "on the test files"
             )
-        return split_source(train, {"train": len(train) - val, "val": val}, seed)
+        parts = split_source(train, {"train": len(train) - val, "val": val}, split_seed)
+        super().__init__(parts.train, parts.val, test, test)
+
+    def _read(self, path: str | None) -> tuple[Labelled, Labelled]:
+        """The images of the training files and of the test files."""
+        raise NotImplementedError
 
 
 class MNIST(_OfficialSplit):

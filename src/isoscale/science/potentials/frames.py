@@ -175,6 +175,7 @@ class FrameSource:
 
     on_disk = True
     is_rows = True
+    sample_unit = "atoms"
 
     def __init__(self, frames: SortedSystem, tables: StoredTables) -> None:
         """The system and its tables."""
@@ -237,6 +238,7 @@ class MixedFrames:
 
     on_disk = True
     is_rows = True
+    sample_unit = "atoms"
 
     def __init__(self, sources: Sequence[FrameSource]) -> None:
         """Frames are numbered one source after the other; a label that only some have comes with `has_<label>`."""

@@ -38,12 +38,13 @@ _FACTS = "facts.json"
 Say = Callable[[str], None]
 
 
-class _Single:
+class Single:
     """A process that works for itself."""
 
     rank, world_size = 0, 1
 
     def all_gather(self, value: Any, what: str = "") -> list[Any]:
+        """Its own value."""
         return [value]
 
 
@@ -260,7 +261,7 @@ def _checksum(tables: Sequence[NDArray[Any]]) -> int:
 
 def _publish(made: Path, place: Path, system: SortedSystem) -> None:
     """Give a whole folder its name; one that is there already stays, unless it is damaged."""
-    if place.exists() and _stored(place, system, _Single()) is None:
+    if place.exists() and _stored(place, system, Single()) is None:
         place.rename(made.with_name(f"{made.name}-damaged"))
     try:
         made.rename(place)

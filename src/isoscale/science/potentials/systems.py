@@ -23,6 +23,7 @@ LABELS = ("energy", "force", "virial", "atom_energy")
 """What frames may be labelled with."""
 VIRTUAL = -1
 """The type of an atom that only fills a row."""
+HDF5 = (".h5", ".hdf5")
 FILES = {"atom_energy": "atom_ener", "types": "real_atom_types"}
 """Arrays whose files have other names than ours."""
 _CONVERT = (
@@ -107,6 +108,7 @@ class System:
 
     on_disk = True
     is_rows = True
+    sample_unit = "atoms"
 
     def __init__(self, store: Store) -> None:
         """Look at the files, but read no frame."""
@@ -292,12 +294,14 @@ def find_systems(path: str, advice: str = "") -> list[System]:
 
 
 def has_systems(path: str) -> bool:
-    """Whether a path leads to systems."""
+    """Whether a path leads to systems: a group, or a folder or an HDF5 file with some inside."""
     file, hash_sign, _ = path.partition("#")
     place = Path(file).expanduser()
-    if hash_sign or not place.exists():
+    if hash_sign:
         return place.is_file()
-    return next(_folders(place) if place.is_dir() else _groups(place, ""), None) is not None
+    is_file = place.suffix in HDF5 and place.is_file()
+    stores = _folders(place) if place.is_dir() else _groups(place, "") if is_file else iter(())
+    return next(stores, None) is not None
 
 
 def _folders(folder: Path) -> Iterator[Store]:

@@ -13,8 +13,9 @@ from isoscale.data.sources import Source
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Store
 from isoscale.engine.task import Task, TaskRanks, Training
 from isoscale.errors import UserError
-from isoscale.science.potentials import deepmd_checkpoint, results
+from isoscale.science.potentials import results
 from isoscale.science.potentials.atomic_systems import AtomicSystems
+from isoscale.science.potentials.deepmd import checkpoint as deepmd_checkpoint
 from isoscale.science.potentials.deploy import Deployed
 from isoscale.science.potentials.model import DeepPotential, Prediction
 from isoscale.science.potentials.statistics import fit_statistics, systems_of

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from isoscale.errors import UserError
-from isoscale.science.potentials import deepmd_checkpoint
+from isoscale.science.potentials.deepmd import checkpoint as deepmd_checkpoint
 from isoscale.science.potentials.deploy import Deployed
 from isoscale.science.potentials.model import DeepPotential
 

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from isoscale.errors import UserError
-from isoscale.recipe.importing.files import Parameters
-from isoscale.recipe.importing.imported import Imported, Remark
-from isoscale.recipe.importing.mala_snapshots import PARAMETER as SNAPSHOTS
-from isoscale.recipe.importing.mala_snapshots import put_snapshots
-from isoscale.recipe.importing.mala_words import (
+from isoscale.errors import Problem, UserError
+from isoscale.science import importing
+from isoscale.science.electronic import is_mala
+from isoscale.science.electronic.mala.snapshots import PARAMETER as SNAPSHOTS
+from isoscale.science.electronic.mala.snapshots import put_snapshots
+from isoscale.science.electronic.mala.tables import (
     ABSOLUTE,
     ACTIVATIONS,
     BY_HAND,
     DEFAULTS,
-    KINDS,
     LEVELS,
     METRICS,
     NEEDLESS,
@@ -23,56 +23,48 @@ from isoscale.recipe.importing.mala_words import (
     OF_OTHER_NETWORKS,
     OLDER,
     ONE_IN_A_LIST,
-    OPTIMIZERS,
     OTHER_ACTIVATIONS,
     RELATIVE,
     SCALES,
+    TABLES,
     UNKNOWN,
-    kind_of,
 )
+from isoscale.science.importing import Imported, PeerFile, Remark, Translation
 
 ABOUT_TRAINING = ("", "running", "network", "data")
 """The sections of which nothing is passed over in silence."""
 INCLUDES_OUTPUT = "network.layer_activations_include_output_layer"
 
 
-class Said:
+class Said(importing.Said):
     """What a file says, parameter by parameter; what nobody has taken in the end was not understood."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         """The whole file; parameters of earlier versions go by their present names."""
         sections = {"": values} | {name: part for name, part in values.items() if _is_section(part)}
-        found = {
+        given = {
             f"{section}.{key}".lstrip("."): value
             for section, part in sections.items()
             for key, value in part.items()
             if not _is_section(value) and key != "_parameters_type"
         }
-        self.passed_over = {key for key, present in OLDER.items() if key in found and present in found}
+        self.passed_over = {key for key, present in OLDER.items() if key in given and present in given}
         """Earlier names beside the present ones, which alone count in MALA 1.4.0."""
-        self._names = {OLDER.get(key, key): key for key in found.keys() - self.passed_over}
-        self._values = {present: found[name] for present, name in self._names.items()}
+        super().__init__(TABLES, {key: value for key, value in given.items() if key not in self.passed_over})
         self._taken: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
         """The value of a parameter, which is then done with; where the file has none, MALA's default."""
         self._taken.add(key)
-        value = self._values.get(key, DEFAULTS.get(key))
-        kinds = KINDS.get(key) or (kind_of(DEFAULTS[key]),)
-        if kind_of(value) not in kinds:
-            raise UserError(f"{self.name(key)} is {value!r}; expected {' or '.join(kinds)}, as MALA saves it")
+        value = super().__getitem__(key)
+        expected = self.expected(key, value)
+        if expected:
+            raise UserError(f"{self.name(key)} is {value!r}; expected {expected}, as MALA saves it")
         return value
 
     def pass_over(self, *keys: str) -> None:
         """Be done with parameters that change nothing."""
         self._taken.update(keys)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def name(self, key: str) -> str:
-        """What the file calls a parameter."""
-        return self._names.get(key, key)
 
     def is_set(self, key: str) -> bool:
         """Whether somebody has changed it."""
@@ -94,21 +86,15 @@ def _is_section(value: Any) -> bool:
     return isinstance(value, Mapping) and "_parameters_type" in value
 
 
-def is_mala(values: Mapping[str, Any]) -> bool:
-    """Whether a file is one of MALA's."""
-    running = values.get("running")
-    return isinstance(running, Mapping) and running.get("_parameters_type") == "ParametersRunning"
-
-
-def translate(parameters: Parameters, folder: str | None = None) -> Imported:
-    """The recipe of a parameter file; `folder` is where its snapshots are now."""
-    if not is_mala(parameters.values):
+def translate(file: PeerFile, problems: list[Problem]) -> Imported:
+    """The recipe of a parameter file; what it cannot say is raised, one at a time."""
+    if not is_mala(file.values):
         raise UserError(
-            f"{parameters.source} is not a parameter file of MALA: it has no section `running` of ParametersRunning; "
+            f"{file.source} is not a parameter file of MALA: it has no section `running` of ParametersRunning; "
             "parameters.save writes one"
         )
-    said, imported = Said(parameters.values), Imported(f"{parameters.source}, parameters of MALA")
-    _Translation(said, imported).translate(folder)
+    said, imported = Said(file.values), Imported(f"{file.source}, parameters of MALA", file.weights)
+    _Translation(said, imported).translate(file.moved)
     for key in [*said.left, *(["hyperparameters.hlist"] if said.is_set("hyperparameters.hlist") else [])]:
         remarks, words = (imported.needless, NEEDLESS) if key in NEEDLESS else (imported.by_hand, BY_HAND)
         remarks.append(Remark(said.name(key), words.get(key, UNKNOWN)))
@@ -126,42 +112,27 @@ class Metric(NamedTuple):
     name: str
 
 
-class _Translation:
-    """Takes parameters out of a file, section by section of the recipe."""
+class _Translation(Translation):
+    _said: Said
 
-    def __init__(self, said: Said, imported: Imported) -> None:
-        self._said, self._imported = said, imported
-
-    def translate(self, folder: str | None) -> None:
-        if self._said.is_set("running.run_name"):
-            self._put("name", "running.run_name")
+    def translate(self, folder: Path | None) -> None:
         self._put("seed", "manual_seed", self._said["manual_seed"] or 0)
+        self.put_by_tables(TABLES)
         self._task()
         self._data(folder)
-        self._optimizer()
+        self._schedule()
         self._train()
         self._observe()
 
-    def _put(self, key: str, parameter: str, *value: Any) -> None:
-        """Set a key to a parameter, or to another value that comes from it."""
-        found = self._said[parameter]
-        self._imported.put(key, value[0] if value else found, self._said.name(parameter))
-
-    def _by_hand(self, parameter: str, text: str) -> None:
-        self._imported.remark_by_hand(self._said.name(parameter), text)
-
-    def _only(self, parameter: str, *known: Any) -> None:
+    def _only(self, parameter: str, *known: Any) -> Any:
         found = self._said[parameter]
         if found not in known:
             name, words = self._said.name(parameter), ", ".join(map(str, known))
             raise UserError(f"{name} is {found!r}, which cannot be trained here; known is {words}")
+        return found
 
     def _task(self) -> None:
-        self._only("targets.target_type", "LDOS")
-        self._put("task.class", "targets.target_type", "ldos")
         self._network()
-        self._only("network.loss_function_type", "mse")
-        self._put("task.loss", "network.loss_function_type")
         self._energies()
         restricted = self._said["targets.restrict_targets"]
         self._put("task.clamp", "targets.restrict_targets", restricted == "zero_out_negative")
@@ -170,9 +141,6 @@ class _Translation:
         self._physics()
 
     def _network(self) -> None:
-        self._only("network.nn_type", "feed-forward")
-        self._put("task.model.class", "network.nn_type", "mlp")
-        self._put("task.model.widths", "network.layer_sizes")
         self._said.pass_over(*OF_OTHER_NETWORKS)
         *hidden, output = self._activations()
         if hidden:
@@ -205,7 +173,6 @@ class _Translation:
             raise UserError(f"targets.ldos_gridsize is {size}: several energy grids at a time are not known here")
         self._put("task.energies.size", "targets.ldos_gridsize", size or self._said["network.layer_sizes"][-1])
         self._put("task.energies.spacing", "targets.ldos_gridspacing_ev", spacing or 1.0)
-        self._put("task.energies.offset", "targets.ldos_gridoffset_ev")
         if not size or not spacing:
             self._by_hand("targets.ldos_gridspacing_ev", NO_GRID)
 
@@ -242,12 +209,11 @@ class _Translation:
         metric = METRICS.get(str(self._said["running.validation_metric"]))
         return f"val/{metric}" if metric else None
 
-    def _data(self, folder: str | None) -> None:
+    def _data(self, folder: Path | None) -> None:
         self._put("data.class", SNAPSHOTS, "snapshots")
         put_snapshots(self._imported, self._said[SNAPSHOTS], folder)
         contain_xyz = self._said["descriptors.descriptors_contain_xyz"]
         self._put("data.columns", "descriptors.descriptors_contain_xyz", "3:" if contain_xyz else None)
-        self._put("data.batch_size", "running.mini_batch_size")
         if self._said["data.use_lazy_loading"]:
             self._put("data.residency", "data.use_lazy_loading", "disk")
         if not self._said["running.use_shuffling_for_samplers"]:
@@ -263,12 +229,7 @@ class _Translation:
             elif self._said.is_set(parameter):
                 self._by_hand(parameter, f"{kind!r} is not a scaling, neither there nor here")
 
-    def _optimizer(self) -> None:
-        self._only("running.optimizer", *OPTIMIZERS)
-        self._put("optimizer.name", "running.optimizer", OPTIMIZERS[self._said["running.optimizer"]])
-        self._put("optimizer.lr", "running.learning_rate")
-        if self._said["running.l2_regularization"]:
-            self._put("optimizer.weight_decay", "running.l2_regularization")
+    def _schedule(self) -> None:
         self._only("running.learning_rate_scheduler", None, "ReduceLROnPlateau")
         gamma, patience = "running.learning_rate_decay", "running.learning_rate_patience"
         self._said.pass_over(gamma, patience)
@@ -283,14 +244,13 @@ class _Translation:
             self._put(key, "running.validation_metric", self._monitor)
 
     def _train(self) -> None:
-        self._put("train.epochs", "running.max_number_epochs")
         if self._said["running.use_mixed_precision"]:
             self._put("train.precision", "running.use_mixed_precision", "fp16")
+        threshold = self._said["running.early_stopping_threshold"]
         if self._said["running.early_stopping_epochs"]:
-            self._put("train.early_stopping.patience", "running.early_stopping_epochs")
             self._watch("train.early_stopping.monitor")
-        if self._said["running.early_stopping_threshold"] and self._said["running.early_stopping_epochs"]:
-            self._by_hand("running.early_stopping_threshold", RELATIVE)
+            if threshold:
+                self._by_hand("running.early_stopping_threshold", RELATIVE)
         every = self._said["running.checkpoints_each_epoch"]
         if every:
             self._put("checkpoint.every", "running.checkpoints_each_epoch", f"{every} epoch{'s' * (every > 1)}")

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-SECTIONS = ("model", "learning_rate", "loss", "training")
-"""Sections whose keys overrides may speak; `optimizer` means that of a recipe."""
+from isoscale.science.importing import NAMES, NOTHING, NUMBER, NUMBERS, SWITCH, TEXT, WHOLE, WIDTHS, Tables
+
 NESTED = (
-    *SECTIONS, "optimizer", "validating", "model.descriptor", "model.fitting_net", "training.training_data",
-    "training.validation_data",
+    "model", "learning_rate", "loss", "training", "optimizer", "validating", "model.descriptor", "model.fitting_net",
+    "training.training_data", "training.validation_data",
 )  # fmt: skip
 """Everything that holds keys of its own."""
 
@@ -35,9 +35,6 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """What the keys that a recipe has words for are in DeePMD-kit 3.2.0 where the file does not say."""
 
-WHOLE, NUMBER, TEXT, SWITCH = "a whole number", "a number", "text", "true or false"
-WIDTHS, NAMES, NOTHING = "a list of whole numbers", "a list of names", "nothing"
-NUMBERS = "a list of numbers"
 KINDS: dict[str, tuple[str, ...]] = {
     "model.type_map": (NAMES,),
     "model.descriptor.sel": (WIDTHS, TEXT),
@@ -189,7 +186,24 @@ NEEDLESS = ("training.disp_training", "training.time_training", "training.disp_a
 WITHOUT_MEANING = ("validating.",)
 """Keys that mean nothing while their section is switched off."""
 
-OPTIMIZERS = {"Adam": "adam", "AdamW": "adamw"}
 TERMS = {"e": "energy", "f": "force", "v": "virial", "ae": "atom_energy"}
 PROBABILITIES = {"prob_uniform": "uniform", "prob_sys_size": "size"}
 PRECISIONS = {"default": "64", "float64": "64", "float32": "32"}
+
+CHOICES = {"optimizer.name": ("optimizer.type", {"Adam": "adam", "AdamW": "adamw"})}
+SAME = {
+    "task.model.types": "model.type_map",
+    "task.model.descriptor.sel": "model.descriptor.sel",
+    "task.model.descriptor.cutoff": "model.descriptor.rcut",
+    "task.model.descriptor.smooth": "model.descriptor.rcut_smth",
+    "task.model.descriptor.widths": "model.descriptor.neuron",
+    "task.model.descriptor.axis_width": "model.descriptor.axis_neuron",
+    "task.model.descriptor.dt": "model.descriptor.resnet_dt",
+    "task.model.descriptor.one_side": "model.descriptor.type_one_side",
+    "task.model.fitting_widths": "model.fitting_net.neuron",
+    "task.model.fitting_dt": "model.fitting_net.resnet_dt",
+    "task.statistics_frames": "model.data_stat_nbatch",
+    "observe.every": "training.disp_freq",
+}
+IF_ANY = {"train.clip": "training.gradient_max_norm"}
+TABLES = Tables(DEFAULTS, KINDS, (SWITCH, WHOLE, NUMBER, TEXT, WIDTHS), ALIASES, CHOICES, SAME, IF_ANY)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from isoscale.science.importing import LIST, MAPPING, NAME, NOTHING, NUMBER, SWITCH, Tables
+
 DEFAULTS: dict[str, Any] = {
     "comment": "", "manual_seed": None, "openpmd_configuration": {}, "openpmd_granularity": 1,
     "use_atomic_density_formula": False, "use_ddp": False, "use_gpu": False, "use_lammps": True, "use_mpi": False,
@@ -31,14 +33,14 @@ DEFAULTS: dict[str, Any] = {
     "targets.restrict_targets": "zero_out_negative", "targets.target_type": "LDOS",
 }  # fmt: skip
 """As a `Parameters` object of MALA 1.4.0 is saved that nobody has touched: what is about training."""
-KINDS = {
-    "manual_seed": ("a number", "nothing"),
-    "network.layer_activations": ("a name", "a list", "nothing"),
-    "running.learning_rate_scheduler": ("a name", "nothing"),
-    "running.logger": ("a name", "nothing"),
-    "running.visualisation": ("a number", "nothing"),
-    "targets.ldos_gridsize": ("a number", "a list"),
-    "targets.restrict_targets": ("a name", "nothing"),
+KINDS: dict[str, tuple[str, ...]] = {
+    "manual_seed": (NUMBER, NOTHING),
+    "network.layer_activations": (NAME, LIST, NOTHING),
+    "running.learning_rate_scheduler": (NAME, NOTHING),
+    "running.logger": (NAME, NOTHING),
+    "running.visualisation": (NUMBER, NOTHING),
+    "targets.ldos_gridsize": (NUMBER, LIST),
+    "targets.restrict_targets": (NAME, NOTHING),
 }
 """What a parameter may be, where it is not of the kind of its default alone."""
 OLDER = {
@@ -62,7 +64,6 @@ ACTIVATIONS = {
     "ReLU": "relu", "LeakyReLU": "leaky_relu", "GELU": "gelu", "SiLU": "silu", "Tanh": "tanh", "Sigmoid": "sigmoid",
     "ELU": "elu", "Softplus": "softplus",
 }  # fmt: skip
-OPTIMIZERS = {"Adam": "adam", "FusedAdam": "adam", "SGD": "sgd"}
 SCALES = {
     "standard": {"kind": "standard", "per": "whole"},
     "feature-wise-standard": {"kind": "standard", "per": "feature"},
@@ -124,15 +125,22 @@ RELATIVE = (
     "part of a loss that you expect"
 )
 
-
-def kind_of(value: Any) -> str:
-    """What a value is, in words."""
-    words = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "a name",
-        list: "a list",
-        dict: "a mapping",
-    }
-    return words.get(type(value), "a number" if isinstance(value, int | float) else "nothing")
+CHOICES = {
+    "task.class": ("targets.target_type", {"LDOS": "ldos"}),
+    "task.model.class": ("network.nn_type", {"feed-forward": "mlp"}),
+    "task.loss": ("network.loss_function_type", {"mse": "mse"}),
+    "optimizer.name": ("running.optimizer", {"Adam": "adam", "FusedAdam": "adam", "SGD": "sgd"}),
+}
+SAME = {
+    "task.model.widths": "network.layer_sizes",
+    "task.energies.offset": "targets.ldos_gridoffset_ev",
+    "data.batch_size": "running.mini_batch_size",
+    "optimizer.lr": "running.learning_rate",
+    "train.epochs": "running.max_number_epochs",
+}
+IF_ANY = {
+    "name": "running.run_name",
+    "optimizer.weight_decay": "running.l2_regularization",
+    "train.early_stopping.patience": "running.early_stopping_epochs",
+}
+TABLES = Tables(DEFAULTS, KINDS, (SWITCH, NUMBER, NAME, LIST, MAPPING, NOTHING), OLDER, CHOICES, SAME, IF_ANY)

@@ -16,14 +16,14 @@ from isoscale.cli.recipe import app
 from isoscale.data.mixture import Mixture, system_batch_sizes
 from isoscale.engine.optim.schedules import LearningRate
 from isoscale.errors import UserError
-from isoscale.recipe.importing.deepmd_words import ALIASES, DEFAULTS, NEEDLESS, ONLY
 from isoscale.recipe.load import load_recipe, load_variants
 from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.problems import RecipeError
+from isoscale.science.potentials.deepmd.tables import ALIASES, DEFAULTS, NEEDLESS, ONLY
 from tests.helpers import QUIET, cli
-from tests.recipe.deepmd_input import changed, write, write_systems
+from tests.science.potentials.deepmd.made_input import changed, write, write_systems
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/coming-from/deepmd.md"
+PAGE = Path(__file__).parents[4] / "docs/how-to/coming-from/deepmd.md"
 ELSEWHERE = {"model.model_dict", "training.num_epoch_dict", "nvnmd"}
 
 
@@ -335,7 +335,7 @@ class TestSystems:
 
     @pytest.mark.parametrize(("most", "room"), [(2, 4), (4, 4), (5, 8), (11, 12), (33, 36), (40, 44), (200, 220)])
     def test_numbers_of_neighbours_get_the_room_that_they_have_there(self, folder, monkeypatch, most, room):
-        monkeypatch.setattr("isoscale.recipe.importing.deepmd._most_neighbours", lambda values: [most, 0])
+        monkeypatch.setattr("isoscale.science.potentials.deepmd.translation._most_neighbours", lambda values: [most, 0])
         found = loaded(model__descriptor__sel="auto")
         assert at(found.values, "task.model.descriptor.sel") == [room, 0]
 

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from isoscale.errors import UserError
-from isoscale.recipe.importing.files import Parameters, read_parameters
-from isoscale.recipe.importing.imported import Imported
-from isoscale.recipe.importing.mala import ABOUT_TRAINING, Said, translate
-from isoscale.recipe.importing.mala_words import DEFAULTS, NOT_ABOUT_TRAINING, OLDER
+from isoscale.recipe.importing.reading import to_yaml
 from isoscale.recipe.load import load_recipe
+from isoscale.science.electronic.mala.files import read_parameters
+from isoscale.science.electronic.mala.tables import DEFAULTS, NOT_ABOUT_TRAINING, OLDER
+from isoscale.science.electronic.mala.translation import ABOUT_TRAINING, Said, translate
+from isoscale.science.importing import Imported, PeerFile
 from tests.helpers import train
 
 FILES = Path(__file__).parent / "files"
-PAGE = Path(__file__).parents[3] / "docs/how-to/coming-from/mala.md"
+PAGE = Path(__file__).parents[4] / "docs/how-to/coming-from/mala.md"
 GPU = {"use_gpu": True, "running.use_graphs": True, "data.use_fast_tensor_data_set": True}
 
 
@@ -33,7 +34,7 @@ def values(name: str = "be2", **changes: Any) -> dict[str, Any]:
 
 
 def imported(name: str = "be2", folder: str | None = None, **changes: Any) -> Imported:
-    return translate(Parameters("a file", values(name, **changes)), folder)
+    return translate(PeerFile("a file", values(name, **changes), moved=Path(folder) if folder else None), [])
 
 
 def section(path: str, **changes: Any) -> Any:
@@ -103,7 +104,7 @@ def test_the_table_of_defaults_is_that_of_a_file_that_nobody_touched():
 def test_parameters_that_a_file_does_not_have_are_as_there():
     stored = values("default")
     short = {**stored, "running": {"_parameters_type": "ParametersRunning"}, "network": {}, "data": {}}
-    whole, found = imported("default").values, translate(Parameters("a file", short)).values
+    whole, found = imported("default").values, translate(PeerFile("a file", short), []).values
     assert found == whole
 
 
@@ -137,7 +138,7 @@ def test_activations_that_a_network_here_cannot_have_are_said(given: Any):
 def test_one_activation_in_the_list_of_an_older_file_is_that_of_all_layers():
     stored = values(network__layer_activations=["ReLU"])
     del stored["network"]["layer_activations_include_output_layer"]
-    found = translate(Parameters("a file", stored))
+    found = translate(PeerFile("a file", stored), [])
     assert found.values["task"]["model"]["output_activation"] == "relu"
     assert "network.layer_activations" in dict(found.by_hand)
 
@@ -150,7 +151,7 @@ def test_parameters_of_older_versions_are_understood():
     for key in OLDER.values():
         part, _, name = key.rpartition(".")
         stored[part].pop(name, None)
-    found = translate(Parameters("a file", stored))
+    found = translate(PeerFile("a file", stored), [])
     assert found.values["optimizer"] == {"name": "sgd", "lr": 0.001, "weight_decay": 0.1}
     assert found.values["task"]["physics"] == {"metrics": ["dos", "fermi_energy"], "every": 1}
     assert found.values["observe"] == {"tensorboard": 2}
@@ -218,7 +219,7 @@ def test_scalings_have_the_same_meaning(kind: str, expected: tuple[str, str]):
 def test_descriptors_without_coordinates_are_all_used():
     stored = values()
     stored["descriptors"]["descriptors_contain_xyz"] = False
-    assert translate(Parameters("a file", stored)).values["data"]["columns"] is None
+    assert translate(PeerFile("a file", stored), []).values["data"]["columns"] is None
 
 
 def test_a_plateau_is_watched_in_the_metric_that_is_validated():
@@ -245,7 +246,7 @@ def test_what_needs_no_word_is_said_with_the_reason():
     for key, value in GPU.items():
         part, _, name = key.rpartition(".")
         (stored[part] if part else stored)[name] = value
-    said = dict(translate(Parameters("a file", stored)).needless)
+    said = dict(translate(PeerFile("a file", stored), []).needless)
     assert set(said) == {
         *GPU, "data.shuffling_seed", "data.use_lazy_loading_prefetch", "running.num_workers", "use_mpi",
         "running.profiler_range", "running.logging_dir", "running.checkpoint_name",
@@ -300,7 +301,7 @@ def test_no_value_of_a_parameter_ends_in_a_traceback():
             stored = values()
             (stored[part] if part else stored)[name] = copy.deepcopy(odd)
             try:
-                load_recipe(translate(Parameters("a file", stored)).values)
+                load_recipe(translate(PeerFile("a file", stored), []).values)
                 taken += 1
             except UserError:
                 refused += 1
@@ -356,7 +357,7 @@ def test_a_file_without_training_snapshots_takes_all_and_says_so():
 @pytest.mark.parametrize("role", ["tr", "va"])
 def test_a_recipe_reads_back_as_it_was_written(role: str, tmp_path: Path):
     found = imported(running__learning_rte=1, data__snapshot_directories_list=[snapshot("a", role, "/x y/ü")])
-    (tmp_path / "recipe.yaml").write_text(text := found.to_yaml(), encoding="utf-8")
+    (tmp_path / "recipe.yaml").write_text(text := to_yaml(found), encoding="utf-8")
     assert load_recipe(tmp_path / "recipe.yaml").values == load_recipe(found.values).values
     assert "  lr: 0.001  # running.learning_rate\n" in text
     assert "      kind: minmax  # data.output_rescaling_type\n" in text
@@ -400,7 +401,7 @@ def test_what_is_no_parameter_file_is_said(name: str, content: str | None, words
 
 def test_a_recipe_of_another_kind_is_no_parameter_file():
     with pytest.raises(UserError, match="is not a parameter file of MALA"):
-        translate(Parameters("x.json", {"train": {"epochs": 3}}))
+        translate(PeerFile("x.json", {"train": {"epochs": 3}}), [])
 
 
 def test_the_page_has_a_row_for_every_parameter():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from isoscale.errors import UserError
-from isoscale.recipe.importing.imported import Imported
+from isoscale.science.importing import Imported
 
 PARAMETER = "data.snapshot_directories_list"
 NOTHING_TO_TRAIN_ON = (
@@ -26,7 +26,7 @@ class Listed(NamedTuple):
     info: Path | None
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any], folder: str | None) -> "Listed":
+    def of(cls, entry: Mapping[str, Any], folder: Path | None) -> "Listed":
         """Read an entry; `folder` is where its files are now."""
         said = entry.get("data", entry)
         files = [(said.get(f"{which}_npy_directory"), said[f"{which}_npy_file"]) for which in ("input", "output")]
@@ -64,7 +64,7 @@ def _inside(path: Path, folder: Path | None) -> Path:
     return path.relative_to(folder) if folder is not None and path.is_relative_to(folder) else path
 
 
-def put_snapshots(imported: Imported, entries: list[Any], folder: str | None) -> None:
+def put_snapshots(imported: Imported, entries: list[Any], folder: Path | None) -> None:
     """Set data.path and the snapshots of each role."""
     snapshots = [_read(entry, folder) for entry in entries]
     common = _common([snapshot.input.parent for snapshot in snapshots]) if snapshots else Path(folder or ".")
@@ -82,7 +82,7 @@ def put_snapshots(imported: Imported, entries: list[Any], folder: str | None) ->
     _remark_what_is_unusual(imported, snapshots)
 
 
-def _read(entry: Any, folder: str | None) -> Listed:
+def _read(entry: Any, folder: Path | None) -> Listed:
     try:
         return Listed.of(entry, folder)
     except (AttributeError, KeyError, TypeError):

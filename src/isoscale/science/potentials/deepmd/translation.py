@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from isoscale.recipe.formats.tree import Node
-from isoscale.recipe.importing.deepmd_said import Said
-from isoscale.recipe.importing.deepmd_words import OPTIMIZERS, PRECISIONS, PROBABILITIES, TERMS
-from isoscale.recipe.importing.imported import Imported, Remark
-from isoscale.recipe.problems import Problem
+from isoscale.errors import Problem
+from isoscale.science.importing import Imported, PeerFile, Remark, Translation
+from isoscale.science.potentials.atomic_systems import AtomicSystems
+from isoscale.science.potentials.deepmd.said import Said
+from isoscale.science.potentials.deepmd.tables import PRECISIONS, PROBABILITIES, TABLES, TERMS
+from isoscale.science.potentials.neighbour_cache import Single
 
 DESCRIPTOR, FITTING = "model.descriptor", "model.fitting_net"
 RATE, TRAINING = "learning_rate", "training.training_data"
@@ -31,42 +32,39 @@ OF_EXP = ("decay_steps", "decay_rate", "smooth")
 """Keys of a learning rate that falls exponentially."""
 
 
-def is_input(node: Node) -> bool:
-    """Whether a file is an input of DeePMD-kit."""
-    sections = node.value if isinstance(node.value, dict) else {}
-    return all(isinstance(sections[name].value, dict) if name in sections else False for name in ("model", "training"))
+FOR_ONE = "is that of each worker there and of all ranks together here: for 4 ranks, four times as much"
 
 
-def translate(
-    node: Node, source: str, folder: Path, world: int, problems: list[Problem], moved: Path | None = None
-) -> Imported:
-    """The recipe of an input file for a first start with `world` ranks; what it cannot say becomes problems.
+def translate(file: PeerFile, problems: list[Problem]) -> Imported:
+    """The recipe of an input file; what it cannot say becomes problems.
 
-    Systems are in the current folder or in `folder`, that of the file; or else in `moved`, by the end of their paths.
+    Systems are in the current folder or in that of the file; or else where they were moved, by the end of their paths.
     """
 
     def places(name: str) -> list[str]:
-        named = [_absolute(name, Path()), _absolute(name, folder)]
-        if moved is None:
-            return list(dict.fromkeys(named))
-        file, hash_sign, group = name.partition("#")
-        words = [word for word in Path(file).parts if word not in ("/", "..")]
+        if file.moved is None:
+            return list(dict.fromkeys([_absolute(name, Path()), _absolute(name, file.folder)]))
+        path, hash_sign, group = name.partition("#")
+        words = [word for word in Path(path).parts if word not in ("/", "..")]
         ends = ["/".join(words[start:]) for start in range(len(words))]
-        return [_absolute(end + hash_sign + group, moved) for end in ends or [""]]
+        return [_absolute(end + hash_sign + group, file.moved) for end in ends or [""]]
 
-    imported = Imported(f"{source}, an input of DeePMD-kit")
-    translation = _Translation(Said(node, problems), imported, world, places)
+    imported = Imported(f"{file.source}, an input of DeePMD-kit")
+    translation = _Translation(Said(file, problems), imported, file.world or 1, places)
     translation.translate()
     if not problems:
         translation.count_neighbours()
+    if file.world is None:
+        imported.needless.append(Remark(f"{TRAINING}.batch_size", FOR_ONE))
     return imported
 
 
-class _Translation:
-    """Takes keys out of a file, section by section of the recipe."""
+class _Translation(Translation):
+    _said: Said
 
     def __init__(self, said: Said, imported: Imported, world: int, places: Callable[[str], list[str]]) -> None:
-        self._said, self._imported, self._world, self._places = said, imported, world, places
+        super().__init__(said, imported)
+        self._world, self._places = world, places
         self._has_advised = False
 
     def translate(self) -> None:
@@ -79,14 +77,6 @@ class _Translation:
         self._observe()
         self._remark()
 
-    def _put(self, key: str, parameter: str, *value: Any, words: str = "") -> None:
-        """Set a key to what a parameter says, or to another value that comes from it, with `words` on how."""
-        origin = self._said.origin(parameter) + words
-        self._imported.put(key, value[0] if value else self._said[parameter], origin)
-
-    def _note(self, parameter: str, text: str) -> None:
-        self._imported.needless.append(Remark(parameter, text))
-
     def _only(self, parameter: str, *known: str) -> str:
         value = str(self._said[parameter])
         if value not in known:
@@ -96,15 +86,18 @@ class _Translation:
 
     def _task(self) -> None:
         said = self._said
-        said.needed("model.type_map")
+        for parameter in ("model.type_map", f"{DESCRIPTOR}.type"):
+            said.needed(parameter)
         self._put("task.class", f"{FITTING}.type", "potential")
         self._put("task.model.class", "model.type", "deep_potential")
-        self._put("task.model.types", "model.type_map")
-        self._descriptor()
-        self._put("task.model.fitting_widths", f"{FITTING}.neuron")
-        self._put("task.model.fitting_dt", f"{FITTING}.resnet_dt")
-        self._labels()
-        self._put("task.statistics_frames", "model.data_stat_nbatch")
+        self._put("task.model.descriptor.class", f"{DESCRIPTOR}.type", "se_e2_a")
+        self.put_by_tables(TABLES)
+        sel = said[f"{DESCRIPTOR}.sel"]
+        if isinstance(sel, str) and _auto_factor(sel) is None:
+            said.wrong(f"{DESCRIPTOR}.sel", f'"{sel}" is not a list of numbers, auto or auto:1.2 (at least auto:1)')
+        if not self._terms:
+            said.wrong("loss.start_pref_e", "no part of the loss weighs anything: there is nothing to learn")
+        self._put("task.labels", "loss.start_pref_e", list(self._terms.values()), words=" and others")
         if said["training.stat_file"]:
             self._put("task.statistics_file", "training.stat_file", _absolute(said["training.stat_file"], Path()))
 
@@ -113,25 +106,6 @@ class _Translation:
         """What is learnt, by its short name in the file: what weighs something at one time or another."""
         names = ("loss.start_pref_{}", "loss.limit_pref_{}")
         return {short: term for short, term in TERMS.items() if any(self._said[name.format(short)] for name in names)}
-
-    def _labels(self) -> None:
-        if not self._terms:
-            self._said.wrong("loss.start_pref_e", "no part of the loss weighs anything: there is nothing to learn")
-        self._put("task.labels", "loss.start_pref_e", list(self._terms.values()), words=" and others")
-
-    def _descriptor(self) -> None:
-        sel = self._said[f"{DESCRIPTOR}.sel"]
-        if isinstance(sel, str) and _auto_factor(sel) is None:
-            wrong = f'"{sel}" is not a list of numbers, auto or auto:1.2 (at least auto:1)'
-            self._said.wrong(f"{DESCRIPTOR}.sel", wrong)
-        self._said.needed(f"{DESCRIPTOR}.type")
-        self._put("task.model.descriptor.class", f"{DESCRIPTOR}.type", "se_e2_a")
-        self._put("task.model.descriptor.sel", f"{DESCRIPTOR}.sel")
-        for word, parameter in {
-            "cutoff": "rcut", "smooth": "rcut_smth", "widths": "neuron", "axis_width": "axis_neuron",
-            "dt": "resnet_dt", "one_side": "type_one_side",
-        }.items():  # fmt: skip
-            self._put(f"task.model.descriptor.{word}", f"{DESCRIPTOR}.{parameter}")
 
     def count_neighbours(self) -> None:
         """Find the numbers of neighbours that the file leaves open, on all training data."""
@@ -192,13 +166,10 @@ class _Translation:
             self._put("data.batches", parameter, "mixed")
         self._put("data.batch_size", parameter, _times(mixed or given, self._world), words=words)
         if self._said.has_section(VALIDATION):
-            self._eval_batch_size(f"{VALIDATION}.batch_size")
-
-    def _eval_batch_size(self, parameter: str) -> None:
-        given = self._rule(parameter)
-        number = given if isinstance(given, int) else _mixed(given)
-        if number is not None:
-            self._put("data.eval_batch_size", parameter, number)
+            given = self._rule(f"{VALIDATION}.batch_size")
+            number = given if isinstance(given, int) else _mixed(given)
+            if number is not None:
+                self._put("data.eval_batch_size", f"{VALIDATION}.batch_size", number)
 
     def _rule(self, parameter: str) -> int | list[int] | str:
         """How a batch is chosen."""
@@ -210,13 +181,11 @@ class _Translation:
         return given
 
     def _optimizer(self) -> None:
-        name = self._only("optimizer.type", *OPTIMIZERS)
-        self._put("optimizer.name", "optimizer.type", OPTIMIZERS[name])
         if "optimizer.adam_beta1" in self._said or "optimizer.adam_beta2" in self._said:
             self._put("optimizer.betas", "optimizer.adam_beta1",
                       [self._said["optimizer.adam_beta1"], self._said["optimizer.adam_beta2"]])  # fmt: skip
         decay = self._said["optimizer.weight_decay"]
-        if decay is not None or name == "AdamW":
+        if decay is not None or self._said["optimizer.type"] == "AdamW":
             self._put("optimizer.weight_decay", "optimizer.weight_decay", 0.001 if decay is None else decay)
 
     def _schedule(self) -> None:
@@ -273,8 +242,6 @@ class _Translation:
             self._put("train.limit_val_batches", f"{VALIDATION}.numb_btch")
         else:
             self._put("train.evaluate", f"{VALIDATION}.systems", "never")
-        if self._said["training.gradient_max_norm"]:
-            self._put("train.clip", "training.gradient_max_norm")
         for short, term in self._terms.items():
             self._weight(term, f"loss.start_pref_{short}", f"loss.limit_pref_{short}")
 
@@ -292,16 +259,15 @@ class _Translation:
             self._said.wrong("training.num_epoch", f"expected whole epochs, found {epochs:g}; say training.numb_steps")
 
     def _precision(self) -> None:
-        descriptor, fitting = (self._width(f"{section}.precision") for section in (DESCRIPTOR, FITTING))
+        descriptor, fitting = (
+            PRECISIONS[self._only(f"{section}.precision", *PRECISIONS)] for section in (DESCRIPTOR, FITTING)
+        )
         self._put("train.precision", f"{FITTING}.precision", fitting)
         if descriptor != fitting and fitting == "64":
             self._put("task.model.descriptor.precision", f"{DESCRIPTOR}.precision", descriptor)
         elif descriptor != fitting:
             self._said.wrong(f"{DESCRIPTOR}.precision", "cannot be float64 beside a fitting_net of float32; the other "
                                                         "way round, or one for both")  # fmt: skip
-
-    def _width(self, parameter: str) -> str:
-        return PRECISIONS[self._only(parameter, *PRECISIONS)]
 
     def _weight(self, term: str, start: str, end: str) -> None:
         key = f"train.loss_weights.{term}"
@@ -316,17 +282,12 @@ class _Translation:
         every, kept = self._said["training.save_freq"], self._said["training.max_ckpt_keep"]
         self._put("checkpoint.every", "training.save_freq", f"{every} steps")
         self._put("checkpoint.keep", "training.max_ckpt_keep", max(FEWEST_KEPT, kept))
-        if self._said.has_section(VALIDATION):
-            self._monitor()
-        self._put("observe.every", "training.disp_freq")
+        if self._said.has_section(VALIDATION):  # an error: the loss means something else whenever weights move
+            short = next((short for short in ("f", *TERMS) if short in self._terms), "e")
+            self._put("checkpoint.monitor", f"loss.start_pref_{short}", f"val/{TERMS[short]}_rmse")
         self._put("observe.curve", "training.disp_file", Path(self._said["training.disp_file"]).name)
         if self._said["training.tensorboard"]:
             self._put("observe.tensorboard", "training.tensorboard", 1)
-
-    def _monitor(self) -> None:
-        """What makes a checkpoint the best: an error, because the loss means something else whenever weights move."""
-        short = next((short for short in ("f", *TERMS) if short in self._terms), "e")
-        self._put("checkpoint.monitor", f"loss.start_pref_{short}", f"val/{TERMS[short]}_rmse")
 
     def _remark(self) -> None:
         """Say what a reader of the file would expect otherwise."""
@@ -363,12 +324,8 @@ def _auto_factor(sel: str) -> float | None:
 
 def _most_neighbours(values: dict[str, Any]) -> list[int]:
     """The most neighbours of each type at any atom of the training data."""
-    from isoscale.parallel.collectives import ALONE
-    from isoscale.recipe.components import instantiate
-
-    model, data = values["task"]["model"], {key: values["data"][key] for key in ("class", "train")}
-    systems = instantiate(data)
-    found = systems.with_neighbours(model["types"], model["descriptor"]["cutoff"], ALONE, lambda text: None)
+    model, systems = values["task"]["model"], AtomicSystems(train=values["data"]["train"])
+    found: Any = systems.with_neighbours(model["types"], model["descriptor"]["cutoff"], Single(), lambda text: None)
     return [max(numbers) for numbers in zip(*(each.most_neighbours for each in found.train.systems), strict=True)]
 
 

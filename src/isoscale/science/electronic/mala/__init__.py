@@ -1,0 +1,1 @@
+"""MALA: its parameter files as recipes."""

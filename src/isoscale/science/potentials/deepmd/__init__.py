@@ -1,0 +1,1 @@
+"""DeePMD-kit: its input files as recipes, and its checkpoints as models."""
