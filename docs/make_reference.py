@@ -201,7 +201,8 @@ def commands() -> str:
         context = typer.Context(command, info_name=path)
         usage = " ".join([path, *command.collect_usage_pieces(context)])
         parts += [f"## {path}\n", f"{command.help}\n", f"```text\n{usage}\n```\n"]
-        found = [described(each, context) for each in command.params if not getattr(each, "hidden", False)]
+        shown = [each for each in command.get_params(context) if each.name != "help" and not getattr(each, "hidden", 0)]
+        found = [described(each, context) for each in shown]
         parts += rows("argument or option", found) if found else []
     return "\n".join(parts)
 

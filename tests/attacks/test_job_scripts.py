@@ -14,11 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isoscale.errors import UserError
-from isoscale.launch import quoting, slurm
+from isoscale.launch import quoting
 from isoscale.launch.config import Resources, merged
-from isoscale.launch.job_script import Array, Job
-from isoscale.launch.submission import job_of, plan
+from isoscale.launch.job import Array, Job
+from isoscale.launch.schedulers.slurm import Slurm
+from isoscale.launch.status import Standing
+from isoscale.launch.submission import plan
 from isoscale.recipe.problems import RecipeError
+from isoscale.runs.run import Run
 from isoscale.study.scale.job import Request
 from isoscale.study.scale.study import Study
 from tests import warm
@@ -121,7 +124,7 @@ def slurm_words(line: str) -> list[str]:
 def made(**given: str) -> str | None:
     """The script, or None where a word was refused in words of a UserError or of the recipe's own checks."""
     try:
-        return job(**given).script()
+        return Slurm().script(job(**given))
     except (UserError, RecipeError):
         return None
 
@@ -165,7 +168,7 @@ def check(sandbox: Path, place: str, text: str) -> None:
     assert values["--job-name"] == said["name"]
     assert values["--output"] == f"{said['folder'].replace('%', '%%')}/slurm/%j.out"
     assert {values[f"--{key.replace('_', '-')}"] for key in KEYS} == {said["value"]}
-    assert len(directives_of(script)) == len(asked) == len(directives_of(job().script())), script
+    assert len(directives_of(script)) == len(asked) == len(directives_of(Slurm().script(job()))), script
 
 
 def check_lines(sandbox: Path, place: str, text: str) -> None:
@@ -175,10 +178,10 @@ def check_lines(sandbox: Path, place: str, text: str) -> None:
         return
     if place == "option":
         assert [words[0] for words in directives_of(script) if words[0].startswith("--comment=")]
-        assert calls_of(script, sandbox) == calls_of(job().script(), sandbox)
+        assert calls_of(script, sandbox) == calls_of(Slurm().script(job()), sandbox)
     assert "\nsrun isoscale train train.epochs=1 --run runs/digits\n" in script
     rest = script[script.index("#SBATCH --output") :]
-    assert place == "activate" or rest == job().script()[job().script().index("#SBATCH --output") :]
+    assert place == "activate" or rest == Slurm().script(job())[Slurm().script(job()).index("#SBATCH --output") :]
 
 
 @pytest.mark.parametrize("place", ["name", "value", "env", "module", "word", "folder", "activate", "option"])
@@ -210,7 +213,7 @@ def test_a_file_whose_name_is_a_command_is_a_name(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     recipe = tmp_path / "$(touch canary); x.yaml"
     recipe.write_text("extends: images/digits\n")
-    script = plan(str(recipe), [], {}).job.script()
+    script = Slurm().script(plan(str(recipe), [], {}).job)
     program = next(text for text in script.splitlines() if text.startswith("srun ")).split()[1]
     assert calls_of(script, sandbox) == [
         ["srun", program, "train", "--run", "runs/$(touch canary); x-7", ""]
@@ -221,7 +224,7 @@ def test_the_steps_of_a_scaling_study_have_its_folder_as_one_word(sandbox: Path)
     request = Request(merged({"time": 10, "env": {"GIVEN": "1"}}), Resources(1, 2, 0))
     folder = "runs/$(touch canary) 'x'"
     study = Study(Path(folder), "a $(touch canary)", "strong", [1, 2], 1, None, 1, {"command": ["isoscale", "a\nb"]})
-    found = calls_of(request.job(study).script(), sandbox)
+    found = calls_of(Slurm().script(request.job(study)), sandbox)
     assert [call[call.index("--run") + 1] for call in found] == [folder, folder]
     assert {call[0] for call in found} == {"srun"}
 
@@ -245,14 +248,14 @@ def test_a_number_of_a_job_is_no_option_of_scancel(tmp_path: Path, isoscale, mon
     record = json.loads((run / "run.json").read_text())
     for number in ("--user=me", "7 --user=me", ["--user=me"]):
         (run / "run.json").write_text(json.dumps({**record, "job": {"id": number}}))
-        monkeypatch.setattr(slurm, "_call", lambda *words, given=None: called.append(words))
-        assert job_of(run) is None
+        monkeypatch.setattr(Slurm, "ask", lambda self, *words, **others: called.append(words))
+        assert Standing.of(Run(run)).job is None
         assert isoscale("cancel", str(run)).code == 2 and not called
 
 
 def test_bash_takes_every_script_as_it_is_meant(sandbox: Path):
-    harmless = job(folder="runs/my run", value="a b#c", env="x 'y' \"z\" $HOME").script()
+    harmless = Slurm().script(job(folder="runs/my run", value="a b#c", env="x 'y' \"z\" $HOME"))
     assert warm.run(["bash", "-n"], input=harmless, text=True).returncode == 0
     assert '#SBATCH --account="a b#c"' in harmless
-    assert re.search(r"^sweep='runs/my run'$", job(array=True, folder="runs/my run").script(), re.MULTILINE)
+    assert re.search(r"^sweep='runs/my run'$", Slurm().script(job(array=True, folder="runs/my run")), re.MULTILINE)
     assert os.linesep == "\n" and quoting.comment("a\nb\x1b[2J") == "a b?[2J"

@@ -98,7 +98,7 @@ def test_a_dry_run_shows_points_or_the_script_and_writes_nothing(isoscale, tmp_p
 @pytest.mark.parametrize(
     ("words", "said"),
     [(("images/digits",), "optimizer.lr=1e-3,3e-4 behind the recipe"), (("seed=0,1", "--failed"), "with --run DIR"),
-     (("seed=0,1", "--nodes", "2"), "--nodes is for a job; add --slurm"),
+     (("seed=0,1", "--nodes", "2"), "--nodes is for a job; add --job"),
      (("seed=0,1", "--slurm", "--workers", "2"), "--workers is for points on this machine"),
      (("seed=0,1", "--at-once", "2"), "--at-once is for a job"), (("seed=0,1", "--run", "full"), "holds no sweep"),
      (("seed=0,-1",), "(in the point seed=-1)"), (("seed=0,1", "--run", "one"), "holds a single run")],

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from isoscale.errors import UserError
-from isoscale.launch import slurm
-from isoscale.launch.config import Resources, merged, notice, resources
-from isoscale.launch.profiles import examples, read_profile
+from isoscale.launch.config import Resources, examples, merged, notice, read_profile, resources
+from isoscale.launch.schedulers.slurm import Slurm
 from isoscale.launch.submission import plan
-from isoscale.recipe.schema import Launch, slurm_seconds
+from isoscale.recipe.launch import Launch, time_seconds
 from isoscale.runs import attempts as attempts
 from isoscale.runs.run import Run
 from tests import warm
@@ -40,7 +39,7 @@ def profile(folder: Path, name: str, text: str) -> None:
 
 
 def script(**options: object) -> str:
-    return plan("images/digits", [], options).job.script()
+    return Slurm().script(plan("images/digits", [], options).job)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def script(**options: object) -> str:
      ("1-02:03:04", 93784)],
 )  # fmt: skip
 def test_times_are_read_as_slurm_reads_them(text: int | str, seconds: int):
-    assert slurm_seconds(text) == seconds
+    assert time_seconds(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -147,16 +146,18 @@ def test_only_a_training_that_was_stopped_starts_again(
 
 
 def test_a_directory_with_blanks_and_percents_is_one_word(tmp_path: Path):
-    text = plan(None, [], {}, run=Path("my runs/100%j")).job.script()
+    text = Slurm().script(plan(None, [], {}, run=Path("my runs/100%j")).job)
     assert '#SBATCH --output="my runs/100%%j/slurm/%j.out"' in text
     assert "train --run my runs/100%j\n" in run_script(text, tmp_path, 0)[1]
 
 
 def test_a_continued_run_gets_the_words_and_a_new_one_its_recipe(tmp_path: Path):
     train(tmp_path / "runs/there", train__epochs=1)
-    text = plan(None, ["train.epochs=2"], {}, run=Path("runs/there"), words=["--profile"]).job.script()
+    text = Slurm().script(plan(None, ["train.epochs=2"], {}, run=Path("runs/there"), words=["--profile"]).job)
     assert " train train.epochs=2 --profile --run runs/there\n" in text
-    assert " train --run runs/digits-$SLURM_JOB_ID\n" in plan("images/digits", ["train.epochs=2"], {}).job.script()
+    assert " train --run runs/digits-$SLURM_JOB_ID\n" in Slurm().script(
+        plan("images/digits", ["train.epochs=2"], {}).job
+    )
 
 
 def test_options_of_train_reach_train(isoscale):
@@ -203,7 +204,7 @@ def test_every_command_explains_itself(isoscale, name: str):
 @pytest.mark.parametrize("name", sorted(examples()))
 def test_every_example_is_a_profile(tmp_path: Path, name: str):
     profile(tmp_path, name, examples()[name].read_text())
-    assert plan(None, [], {}, cluster=name).job.script()
+    assert Slurm().script(plan(None, [], {}, cluster=name).job)
 
 
 def test_an_example_has_four_gpus_a_node(tmp_path: Path):
@@ -285,9 +286,9 @@ def test_other_resources_are_no_reason_to_refuse_a_run(tmp_path: Path):
 
 
 def test_a_run_that_waits_for_its_job_is_listed(tmp_path: Path, isoscale, monkeypatch):
-    monkeypatch.setattr(slurm, "submit_held", lambda text: "7")
-    monkeypatch.setattr(slurm, "release", lambda job: None)
-    monkeypatch.setattr(slurm, "expected_start", lambda job: "2030-01-01 00:00:00")
+    monkeypatch.setattr(Slurm, "submit_held", lambda self, text: "7")
+    monkeypatch.setattr(Slurm, "release", lambda self, job: None)
+    monkeypatch.setattr(Slurm, "expected_start", lambda self, job: "2030-01-01 00:00:00")
     sent = isoscale("submit", "images/digits", "train.epochs=1", "--time", "90")
     assert "submitted job 7: 1 node × 1 task, at most 1:30:00 per start" in sent.out
     assert "expected at 2030-01-01 00:00:00" in sent.out
@@ -304,8 +305,8 @@ def test_a_job_that_cannot_be_prepared_is_cancelled(tmp_path: Path, isoscale, mo
     cancelled: list[str] = []
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/digits-7").touch()
-    monkeypatch.setattr(slurm, "submit_held", lambda text: "7")
-    monkeypatch.setattr(slurm, "cancel", cancelled.append)
+    monkeypatch.setattr(Slurm, "submit_held", lambda self, text: "7")
+    monkeypatch.setattr(Slurm, "cancel", lambda self, job: cancelled.append(job))
     assert isoscale("submit", "images/digits").code == 2
     assert cancelled == ["7"]
 

@@ -41,7 +41,7 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_name_afterwards(t
 
 
 def test_what_a_killed_process_has_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path):
-    code = "from isoscale.observe.files import written_aside; from pathlib import Path; import time\n"
+    code = "from isoscale.system.files import written_aside; from pathlib import Path; import time\n"
     code += "with written_aside(Path('network.pt')): print('writes', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None and writer.stdout.readline()

@@ -9,6 +9,7 @@ import pytest
 
 from isoscale.errors import UserError
 from isoscale.launch.config import merged
+from isoscale.launch.schedulers.slurm import Slurm
 from isoscale.parallel.collectives import ALONE
 from isoscale.recipe.load import load_recipe
 from isoscale.study.scale import chart as scale_chart
@@ -236,15 +237,17 @@ def test_threads_are_set_for_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     seen: list[Any] = []
 
-    def launch(ranks: int, words: Any, variables: Any) -> int:
-        seen.append((ranks, variables))
-        return 2
+    class Failed:
+        has_ended, was_told, code = True, False, 2
 
-    monkeypatch.setattr(scale_local, "launch", launch)
+        def __init__(self, words: list[str], variables: dict[str, str]) -> None:
+            seen.append((words[-1], variables))
+
+    monkeypatch.setattr(scale_local.runner, "Process", Failed)
     begun = replace(study(ranks=[2], path=tmp_path), threads=4)
     begun.write()
     assert scale_local.complete(begun, print)[1] == 2
-    assert seen == [(2, {"OMP_NUM_THREADS": "4"})]
+    assert seen == [("2:1", {"OMP_NUM_THREADS": "4"})]
 
 
 def test_more_ranks_than_cores_is_said(monkeypatch: pytest.MonkeyPatch):
@@ -276,7 +279,7 @@ def test_a_job_that_is_too_small_is_refused():
 
 def test_every_measurement_is_a_step_of_the_job_on_as_few_nodes_as_it_needs():
     request = Request.of(merged({"tasks_per_node": 2, "partition": "gpu", "container": "apptainer:x.sif"}), 4)
-    script = request.job(study(ranks=[1, 2, 4], repeats=2)).script()
+    script = Slurm().script(request.job(study(ranks=[1, 2, 4], repeats=2)))
     assert "#SBATCH --nodes=2\n" in script and "#SBATCH --partition=gpu\n" in script
     assert "export OMP_NUM_THREADS=1\n" in script
     loop = script[script.index("for repeat") :].splitlines()

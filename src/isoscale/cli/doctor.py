@@ -70,10 +70,11 @@ def _findings() -> Iterator["Finding"]:
 
 def _of_one() -> Iterator["Finding"]:
     from isoscale.cli.doctor_host import of_host
-    from isoscale.observe.doctor.cluster import slurm
+    from isoscale.launch.schedulers.find import schedulers
 
     yield from of_host()
-    yield from slurm()
+    for scheduler in schedulers().values():
+        yield from scheduler.findings()
 
 
 def _contradiction(error: UserError) -> "Finding":

@@ -13,8 +13,8 @@ import torch
 from isoscale._version import __version__
 from isoscale.cli.doctor_host import folders, of_host
 from isoscale.errors import USER_CAN_FIX, UserError
+from isoscale.launch.schedulers.find import schedulers
 from isoscale.observe.doctor.checks import accelerators, device_words, step_on
-from isoscale.observe.doctor.cluster import slurm
 from isoscale.observe.doctor.finding import Finding
 from isoscale.observe.doctor.folders import leave_mark, remove_mark, sees_mark, shared
 from isoscale.observe.doctor.hosts import merge, names, versions
@@ -77,7 +77,8 @@ def _stages(checkup: HealthCheck, environment: Environment) -> Iterator[Finding]
     """All ranks go through all of it together; what they yield is the same, or only that of rank 0 is right."""
     yield from _machines(checkup)
     if checkup.is_first:
-        yield from slurm()
+        for scheduler in schedulers().values():
+            yield from scheduler.findings()
     about = checkup.share("about", _myself(checkup, environment))
     yield _launcher(checkup, environment, about)
     yield from versions([(checkup.hosts[rank], each["versions"]) for rank, each in enumerate(about)])

@@ -1,130 +1,90 @@
-"""What a job asks Slurm for, as options that several commands have in common."""
+"""Options of a job: one for each key of the recipe's `launch` section, in all commands that submit jobs."""
 
-import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-RESOURCES = "Resources"
-CLUSTER = "Cluster"
-ENVIRONMENT = "Environment of the job"
-OTHER_KEYS = {"directive": "directives", "module": "modules"}
-"""Options that may be repeated, and their keys in the `launch` section."""
+PANEL = "Job"
+Submit = Annotated[
+    bool,
+    typer.Option("--job", "--slurm", rich_help_panel=PANEL, help="Submit it as a job, with the options that follow."),
+]
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options; None where one was not given."""
+    """What a job is asked for on the command line."""
 
-    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", rich_help_panel=RESOURCES, help="Nodes.")] = None
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="G", rich_help_panel=RESOURCES, help="GPUs on each node, with one process each."),
-    ] = None
-    num_gpus: Annotated[
-        int | None,
-        typer.Option("-n", min=1, metavar="TOTAL", rich_help_panel=RESOURCES, help="GPUs in total, instead of nodes."),
-    ] = None
-    tasks_per_node: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="T", rich_help_panel=RESOURCES, help="Processes on each node, without GPUs."),
-    ] = None
-    cpus_per_task: Annotated[
-        int | None, typer.Option(min=1, metavar="C", rich_help_panel=RESOURCES, help="Cores of each process.")
-    ] = None
-    mem: Annotated[
-        str | None, typer.Option(metavar="SIZE", rich_help_panel=RESOURCES, help="Memory of a node, such as 64G.")
-    ] = None
-    gres: Annotated[
-        str | None, typer.Option(metavar="NAME", rich_help_panel=RESOURCES, help="GPUs in other words: gpu:a100:4.")
-    ] = None
-    time: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", rich_help_panel=RESOURCES, help="Limit of one start: 90, 01:30:00, 1-12."),
-    ] = None
-    max_requeues: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", rich_help_panel=RESOURCES, help="How often it may start again; default 100."),
-    ] = None
-    cluster: Annotated[
-        str | None, typer.Option(metavar="NAME", rich_help_panel=CLUSTER, help="A profile with values for a cluster.")
-    ] = None
-    partition: Annotated[str | None, typer.Option(metavar="NAME", rich_help_panel=CLUSTER, help="Partition.")] = None
-    account: Annotated[str | None, typer.Option(metavar="NAME", rich_help_panel=CLUSTER, help="Who pays.")] = None
-    qos: Annotated[str | None, typer.Option(metavar="NAME", rich_help_panel=CLUSTER, help="Quality of service.")] = None
-    constraint: Annotated[
-        str | None, typer.Option(metavar="LIST", rich_help_panel=CLUSTER, help="Features of nodes.")
-    ] = None
-    reservation: Annotated[str | None, typer.Option(metavar="NAME", rich_help_panel=CLUSTER, help="Reservation.")] = (
-        None
+    keys: dict[str, Any]
+    """By key of the `launch` section."""
+    num_gpus: int | None
+    cluster: str | None
+    given: list[str]
+    """The options that were given, as they were typed."""
+
+
+class JobCommand(TyperCommand):
+    """A command with the options of a job, which it finds in its context.
+
+    The schema is read when such a command is called or asked for its help, and not for every other command.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The command's own options, and those of the job."""
+        return [*super().get_params(ctx), *_parameters()]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the command, with the options of the job put together in one object."""
+        from isoscale.errors import UserError
+
+        found = [(each, ctx.params.pop(each.name)) for each in _parameters()]
+        given = [(each, value) for each, value in found if value not in (None, (), [])]
+        keys: dict[str, Any] = {each.name: list(value) if isinstance(value, tuple) else value for each, value in given}
+        wrong = [pair for pair in keys.get("env", ()) if "=" not in pair]
+        if wrong:
+            raise UserError(f"--env {wrong[0]}: write a name and a value, such as --env OMP_NUM_THREADS=8")
+        keys["env"] = dict(pair.split("=", 1) for pair in keys.get("env", ()))
+        num_gpus, cluster = keys.pop("num_gpus", None), keys.pop("cluster", None)
+        ctx.obj = JobOptions(keys, num_gpus, cluster, [each.opts[0] for each, _ in given])
+        return super().invoke(ctx)
+
+
+@cache
+def _parameters() -> list[Any]:
+    from isoscale.recipe.launch import Launch
+
+    options = {
+        "num_gpus": _option(int, "-n", metavar="TOTAL", help="GPUs in total, instead of nodes.", min=1),
+        "cluster": _option(str, "--cluster", metavar="NAME", help="A profile with values for a cluster."),
+    }
+    for key, field in Launch.model_json_schema()["properties"].items():
+        kinds = [kind for kind in field.get("anyOf", [field]) if kind["type"] != "null"]
+        is_number = [kind["type"] for kind in kinds] == ["integer"]
+        is_list, is_dict = (kinds[0]["type"] == word for word in ("array", "object"))
+        name = f"--{(key.removesuffix('s') if is_list else key).replace('_', '-')}"
+        options[key] = _option(
+            int if is_number else list[str] if is_list or is_dict else str,
+            name,
+            metavar="N" if is_number else "KEY=VALUE" if is_dict else name.rpartition("-")[2].upper(),
+            help=" ".join(field["description"].replace("`", "").split()) + " May be repeated." * (is_list or is_dict),
+            min=kinds[0].get("minimum") if is_number else None,
+        )
+
+    def job(**given: Any) -> None: ...
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    job.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(key, keyword, default=None, annotation=option) for key, option in options.items()]
     )
-    mail_user: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", rich_help_panel=CLUSTER, help="Who gets mail.")
-    ] = None
-    mail_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", rich_help_panel=CLUSTER, help="About what: END, FAIL, ALL …")
-    ] = None
-    directive: Annotated[
-        list[str] | None,
-        typer.Option(metavar='"--x=y"', rich_help_panel=CLUSTER, help="A further option of sbatch; may be repeated."),
-    ] = None
-    module: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", rich_help_panel=ENVIRONMENT, help="A module to load; may be repeated."),
-    ] = None
-    activate: Annotated[
-        str | None,
-        typer.Option(metavar="LINE", rich_help_panel=ENVIRONMENT, help='Such as "conda activate science".'),
-    ] = None
-    container: Annotated[
-        str | None,
-        typer.Option(metavar="KIND:IMAGE", rich_help_panel=ENVIRONMENT, help="apptainer:, shifter: or podman:IMAGE."),
-    ] = None
-    env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V", rich_help_panel=ENVIRONMENT, help="A variable of the job; may be repeated."),
-    ] = None
-
-    @property
-    def given(self) -> list[str]:
-        """The options that were given, as they were typed."""
-        names = [field.name for field in fields(self) if getattr(self, field.name) not in (None, [])]
-        return ["-n" if name == "num_gpus" else f"--{name.replace('_', '-')}" for name in names]
-
-    def as_keys(self) -> dict[str, Any]:
-        """The options that are keys of the `launch` section, under the names that they have there."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["env"] = _variables(self.env or [])
-        return {OTHER_KEYS.get(name, name): value for name, value in values.items() if name not in _NO_KEYS}
+    job.__annotations__ = options
+    app = typer.Typer(add_completion=False)
+    app.command()(job)
+    return typer.main.get_command(app).params
 
 
-_NO_KEYS = ("num_gpus", "cluster")
-
-
-def _variables(pairs: list[str]) -> dict[str, str]:
-    from isoscale.errors import UserError
-
-    wrong = [pair for pair in pairs if "=" not in pair]
-    if wrong:
-        raise UserError(f"--env {wrong[0]}: write a name and a value, such as --env OMP_NUM_THREADS=8")
-    return dict(pair.split("=", 1) for pair in pairs)
-
-
-def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with all job options as its own, which it gets as one argument `job`."""
-    names = [field.name for field in fields(JobOptions)]
-
-    @functools.wraps(command)
-    def expanded(**given: Any) -> None:
-        job = JobOptions(**{name: given.pop(name) for name in names})
-        command(**given, job=job)
-
-    own = inspect.signature(command).parameters.values()
-    of_job = inspect.signature(JobOptions).parameters.values()
-    parameters = [part for each in own for part in (of_job if each.name == "job" else [each])]
-    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    expanded.__annotations__ = {each.name: each.annotation for each in parameters}
-    return expanded
+def _option(kind: Any, *names: str, **about: Any) -> Any:
+    return Annotated[kind | None, typer.Option(*names, rich_help_panel=PANEL, **about)]

@@ -10,7 +10,7 @@ from isoscale.cli.output import print_columns, print_json
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
-    from isoscale.launch.jobs import Standing, Tail
+    from isoscale.launch.status import Standing, Tail
 
 LOOK_EVERY = 1.0
 TITLES = ("start", "job", "hosts", "ranks", "steps", "status", "device hours")
@@ -25,7 +25,7 @@ SomeRun = Annotated[
 def status(
     run: SomeRun = None, as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False
 ) -> None:
-    """Show how a run stands: its Slurm job, its step, and every start with what it cost."""
+    """Show how a run stands: its job, its step, and every start with what it cost."""
     standing = _standing(run)
     if as_json:
         print_json(standing.as_dict())
@@ -49,7 +49,7 @@ def status(
 def cancel(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Directory or name.", autocompletion=complete.runs)],
 ) -> None:
-    """End the Slurm job of a run, or ask a training on this machine to stop; either saves first."""
+    """End the job of a run, or ask a training on this machine to stop; either saves first."""
     import shlex
 
     standing = _standing(run)
@@ -62,8 +62,8 @@ def logs(
     run: SomeRun = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Show what comes, until the end.")] = False,
 ) -> None:
-    """Show what a run has written: the output of its last Slurm job, or its log."""
-    from isoscale.launch.jobs import Tail
+    """Show what a run has written: the output of its last job, or its log."""
+    from isoscale.launch.status import Tail
 
     standing = _standing(run)
     tails = {name: Tail(path) for name, path in standing.logs().items()}
@@ -78,7 +78,7 @@ def logs(
 
 
 def _standing(run: str | None) -> "Standing":
-    from isoscale.launch.jobs import Standing
+    from isoscale.launch.status import Standing
     from isoscale.runs.run import Run
 
     return Standing.of(Run.find(run))
@@ -95,7 +95,7 @@ def _show(tails: "dict[str, Tail]") -> bool:
 def _job(standing: "Standing") -> str:
     found = standing.queued
     if found is None:
-        return f"{standing.job}, no longer known to Slurm"
+        return f"{standing.job}, no longer known to {standing.scheduler.batch.name}"
     words = f"{standing.job}, {found.state}"
     if found.state == "RUNNING":
         return f"{words} on {found.reason} for {found.elapsed} of {found.limit}"

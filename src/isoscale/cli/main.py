@@ -24,6 +24,7 @@ from isoscale.cli import (
     tensorboard,
     train,
 )
+from isoscale.cli.job_options import JobCommand
 from isoscale.errors import INTERRUPTED, USER_CAN_FIX, PeerFailed, Stopped, exit_code
 from isoscale.system import early_stop, signals
 from isoscale.system.printing import echo, finish
@@ -39,12 +40,12 @@ app.command("train")(train.train)
 app.command("test", context_settings=apply.MORE_WORDS)(apply.test)
 app.command("predict", context_settings=apply.MORE_WORDS)(apply.predict)
 app.command("export")(export.export)
-app.command("submit")(submit.submit)
-app.command("sweep")(sweep.sweep)
+app.command("submit", cls=JobCommand)(submit.submit)
+app.command("sweep", cls=JobCommand)(sweep.sweep)
 app.command("status")(jobs.status)
 app.command("cancel")(jobs.cancel)
 app.command("logs")(jobs.logs)
-app.command("scale")(scale.scale)
+app.command("scale", cls=JobCommand)(scale.scale)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("reproduce")(reproduce.reproduce)

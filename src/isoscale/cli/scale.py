@@ -1,5 +1,6 @@
 """`isoscale scale`."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 
 from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.arguments import Trust as TrustOption
-from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
+from isoscale.cli.job_options import JobOptions, Submit
 from isoscale.cli.output import print_json
 from isoscale.errors import INTERRUPTED, UserError
 from isoscale.system import early_stop
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 REPEATS = 3
 
 
-@with_job_options
 def scale(
+    context: typer.Context,
     recipe: OptionalRecipe = None,
     overrides: Overrides = None,
     ranks: Annotated[str | None, typer.Option(metavar="1,2,4", help="Numbers of ranks to measure.")] = None,
@@ -41,19 +42,15 @@ def scale(
         typer.Option("--run", metavar="DIR", help="Directory of the study; one that is there is shown, and completed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", rich_help_panel=CLUSTER, help="Measure in a Slurm job, and wait for it.")
-    ] = False,
+    in_job: Submit = False,
     trust: TrustOption = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --slurm: print the script of the job, and submit nothing.")
+        bool, typer.Option("--dry-run", help="With --job: print the script of the job, and submit nothing.")
     ] = False,
     measure: Annotated[
         str | None,
         typer.Option(metavar="RANKS:REPEAT", hidden=True, help="Be a rank of one measurement, as in a job's script."),
     ] = None,
-    *,
-    job: JobOptions,
 ) -> None:
     """Measure how much faster training gets on more ranks: the scaling table, with a picture.
 
@@ -65,10 +62,11 @@ def scale(
     if measure is not None:
         _be_a_rank(run, measure)
         return
-    _check_job_options(slurm, ["--dry-run"] * dry_run + job.given)
+    job: JobOptions = context.obj
+    _check_job_options(in_job, ["--dry-run"] * dry_run + job.given)
     if run is not None and (run / "scale.json").exists():
         new = {"RECIPE": recipe, "--ranks": ranks, "--weak or --strong": weak, "--repeats": repeats, "--steps": steps,
-               "--slurm": slurm or None}  # fmt: skip
+               "--job": in_job or None}  # fmt: skip
         _refuse(new, f"is for a new study, and {run} holds one: leave it out to complete that one, or choose another "
                      "directory with --run DIR")  # fmt: skip
         _go_on(run, as_json, trust)
@@ -76,15 +74,15 @@ def scale(
     counts = _counts(ranks)
     recipe, words = sort_out(recipe, overrides)
     question = Question("weak" if weak else "strong", counts, repeats or REPEATS, steps)
-    if slurm:
+    if in_job:
         _measure_in_job(recipe, words, question, run, job, Trust.CHECKED if dry_run else Trust.of(trust), as_json)
     else:
         _measure_here(recipe, words, question, run, as_json, Trust.of(trust))
 
 
-def _check_job_options(slurm: bool, given: list[str]) -> None:
-    if given and not slurm:
-        raise UserError(f"{given[0]} is for a job: add --slurm, or leave it out")
+def _check_job_options(in_job: bool, given: list[str]) -> None:
+    if given and not in_job:
+        raise UserError(f"{given[0]} is for a job: add --job, or leave it out")
     if "-n" in given:
         raise UserError("-n is not needed: --ranks says how many GPUs, and --gpus-per-node how many a node has")
     if "--max-requeues" in given:
@@ -98,12 +96,18 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 
 def _be_a_rank(run: Path | None, pair: str) -> None:
-    early_stop.listen()
-    from isoscale.study.scale.rank import measure
+    """Measure once: as one of the ranks, or by starting them where nobody has."""
+    from isoscale.launch.local import launch
+    from isoscale.parallel.environments.find import find
 
     ranks, _, repeat = pair.partition(":")
     if run is None or not ranks.isdigit() or not repeat.isdigit():
         raise UserError("--measure RANKS:REPEAT stands beside --run DIR")
+    if find().world == 1 and int(ranks) > 1:
+        raise typer.Exit(launch(int(ranks), sys.argv))
+    early_stop.listen()
+    from isoscale.study.scale.rank import measure
+
     measure(run, int(ranks), int(repeat))
 
 
@@ -149,7 +153,7 @@ def _measure_in_job(
     recipe: str | None, words: list[str], question: "Question", run: Path | None, job: JobOptions, trust: "Trust",
     as_json: bool,
 ) -> None:  # fmt: skip
-    from isoscale.launch.submission import is_own_environment
+    from isoscale.launch.submission import is_own_environment, scheduler_of
     from isoscale.recipe.load import load_recipe, to_submit
     from isoscale.recipe.trust import Trust
     from isoscale.study.scale.job import Request
@@ -157,10 +161,11 @@ def _measure_in_job(
 
     of_recipe = load_recipe(recipe, words).recipe
     check(of_recipe, question)
-    request = Request.make(of_recipe.launch, job.cluster, job.as_keys(), question.ranks[-1])
+    request = Request.make(of_recipe.launch, job.cluster, job.keys, question.ranks[-1])
     loaded = load_recipe(recipe, words, check_components=is_own_environment(request.launch), trust=trust)
     if trust is Trust.CHECKED:
-        echo(request.job(planned(loaded, question, run)).script(), end="")
+        planned_job = request.job(planned(loaded, question, run))
+        echo(scheduler_of(planned_job).script(planned_job), end="")
         return
     to_submit(loaded, trust)
     _submit_and_wait(begin(loaded, question, run), request, as_json)
@@ -169,8 +174,10 @@ def _measure_in_job(
 def _submit_and_wait(study: "Study", request: "Request", as_json: bool) -> None:
     import shlex
 
+    from isoscale.launch.schedulers.find import find
     from isoscale.study.scale import job as scale_job
 
+    scheduler = find(request.launch.scheduler)
     study = scale_job.submit(study, request)
     assert study.job is not None
     number, path = study.job["id"], shlex.quote(str(study.path))
@@ -178,20 +185,21 @@ def _submit_and_wait(study: "Study", request: "Request", as_json: bool) -> None:
         _say(f"submitted job {number}: {request.resources}; waits for it, Ctrl-C leaves it in the queue")
         study = scale_job.wait(study, _say)
     except KeyboardInterrupt:
-        _say(f"job {number} stays in the queue; the table later: isoscale scale --run {path}; end it: scancel {number}")
+        end = f"{scheduler.batch.cancel} {number}"
+        _say(f"job {number} stays in the queue; the table later: isoscale scale --run {path}; end it: {end}")
         raise typer.Exit(INTERRUPTED) from None
     _show(study, as_json)
     if study.missing:
         raise UserError(
-            f"job {number} ended before all was measured; what it wrote is in {study.path / 'slurm'}. Once that is "
-            f"repaired, submit the rest: isoscale scale --run {path}"
+            f"job {number} ended before all was measured; what it wrote is in {study.path / scheduler.name}. Once that "
+            f"is repaired, submit the rest: isoscale scale --run {path}"
         )
 
 
 def _go_on(path: Path, as_json: bool, is_trusted: bool) -> None:
     """Show a study, and measure what is missing where nobody is about to."""
     from isoscale.launch.local import check_alone
-    from isoscale.recipe.schema import Launch
+    from isoscale.recipe.launch import Launch
     from isoscale.runs.directory import RunDirectory
     from isoscale.study.scale import job as scale_job
     from isoscale.study.scale.study import Study

@@ -1,5 +1,6 @@
 """`isoscale submit`."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,15 +9,15 @@ import typer
 
 from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.arguments import Trust as TrustOption
-from isoscale.cli.job_options import JobOptions, with_job_options
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
-    from isoscale.launch.submission import Submission
+    from isoscale.cli.job_options import JobOptions
+    from isoscale.launch.job import Job
 
 
-@with_job_options
 def submit(
+    context: typer.Context,
     recipe: OptionalRecipe = None,
     overrides: Overrides = None,
     run: Annotated[
@@ -38,48 +39,48 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script of the job, and submit nothing.")
     ] = False,
-    *,
-    job: JobOptions,
 ) -> None:
-    """Train a recipe as a Slurm job, or continue a run; a job that reaches its time limit goes on by itself."""
-    from isoscale.launch.submission import plan
+    """Train a recipe as a job, on Slurm say, or continue a run; a job that reaches its time limit goes on by itself."""
+    from isoscale.launch.submission import plan, scheduler_of
     from isoscale.recipe.trust import Trust
 
+    job: JobOptions = context.obj
     recipe, changes = sort_out(recipe, overrides)
     said = {"--log-level": log_level, "--log-format": log_format, "--log": log, "--log-file": log_file}
     words = ["--profile"] * profile + ["--trust"] * trust
     words += [word for name, value in said.items() if value is not None for word in (name, str(value))]
     submission = plan(
-        recipe, changes, job.as_keys(), num_gpus=job.num_gpus, cluster=job.cluster, run=run, words=words,
+        recipe, changes, job.keys, num_gpus=job.num_gpus, cluster=job.cluster, run=run, words=words,
         command=["isoscale", *sys.argv[1:]], trust=Trust.CHECKED if dry_run else Trust.of(trust),
     )  # fmt: skip
     if submission.loaded.sweep_note is not None:
         echo(submission.loaded.sweep_note, err=True)
     if dry_run:
-        echo(submission.job.script(), end="")
+        echo(scheduler_of(submission.job).script(submission.job), end="")
         return
-    _send(submission)
-
-
-def _send(submission: "Submission") -> None:
-    import shlex
-
-    from isoscale.launch import slurm
-    from isoscale.observe.text import clock, table
-    from isoscale.recipe.schema import slurm_seconds
-
     number, folder = submission.send()
-    start = slurm.expected_start(number)
     path = shlex.quote(str(folder))
-    limit = submission.job.launch.time
-    each = f", at most {clock(slurm_seconds(limit))} per start" if limit is not None else ""
+    commands = {"how it is": "status", "follow it": "logs -f", "end it": "cancel"}
+    say_sent(submission.job, number, folder, [(what, f"isoscale {word} {path}") for what, word in commands.items()])
+
+
+def say_sent(job: "Job", number: str, folder: Path, commands: list[tuple[str, str]]) -> None:
+    """Tell what was submitted, where it will be found, and by which commands one looks after it."""
+    from isoscale.launch.submission import scheduler_of
+    from isoscale.observe.text import clock, table
+    from isoscale.recipe.launch import time_seconds
+
+    scheduler, tasks = scheduler_of(job), job.array.tasks if job.array is not None else ()
+    start = scheduler.expected_start(number)
+    points = f"{len(tasks)} point{'s' * (len(tasks) > 1)}, each " if tasks else ""
+    limit = job.launch.time
+    each = f", at most {clock(time_seconds(limit))} per start" if limit is not None else ""
+    output = scheduler.outputs(folder, scheduler.task_number(number, tasks[0]) if tasks else number)["out"]
     rows = [
-        ("run", str(folder)),
-        ("script", str(folder / "slurm" / "job.sh")),
-        ("output", str(folder / "slurm" / f"{number}.out")),
+        ("sweep" if tasks else "run", str(folder)),
+        ("script", str(scheduler.script_in(folder))),
+        ("output", str(output) + " …" * (len(tasks) > 1)),
         *([("start", f"expected at {start}")] if start else []),
-        ("how it is", f"isoscale status {path}"),
-        ("follow it", f"isoscale logs -f {path}"),
-        ("end it", f"isoscale cancel {path}"),
+        *commands,
     ]
-    echo("\n".join([f"submitted job {number}: {submission.job.resources}{each}", *table(rows)]))
+    echo("\n".join([f"submitted job {number}: {points}{job.resources}{each}", *table(rows)]))

@@ -11,12 +11,13 @@ import typer
 from isoscale.cli import complete
 from isoscale.cli.arguments import OptionalRecipe, sort_out
 from isoscale.cli.arguments import Trust as TrustOption
-from isoscale.cli.job_options import CLUSTER, JobOptions, with_job_options
+from isoscale.cli.job_options import PANEL, JobOptions, Submit
 from isoscale.cli.output import print_columns
+from isoscale.cli.submit import say_sent
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
-    from isoscale.launch.job_script import Job
+    from isoscale.launch.job import Job
     from isoscale.recipe.loaded import LoadedRecipe
     from isoscale.recipe.trust import Trust
     from isoscale.study.sweep.job import Request
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from isoscale.study.sweep.states import State
 
 
-@with_job_options
 def sweep(
+    context: typer.Context,
     recipe: OptionalRecipe = None,
     overrides: Annotated[
         list[str] | None,
@@ -52,28 +53,25 @@ def sweep(
     failed: Annotated[bool, typer.Option("--failed", help="With --run: only the points that failed.")] = False,
     trust: TrustOption = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the points, or with --slurm the script, and start nothing.")
+        bool, typer.Option("--dry-run", help="Print the points, or with --job the script, and start nothing.")
     ] = False,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", rich_help_panel=CLUSTER, help="Train all points as one Slurm job array.")
-    ] = False,
+    in_job: Submit = False,
     at_once: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", rich_help_panel=CLUSTER, help="At most N points of the array at a time."),
+        typer.Option(min=1, metavar="N", rich_help_panel=PANEL, help="At most N points of the array at a time."),
     ] = None,
-    *,
-    job: JobOptions,
 ) -> None:
-    """Train a recipe with many settings: each point is a run of its own, here or on Slurm; or continue a sweep."""
+    """Train a recipe with many settings: each point is a run, here or in a job array; or continue a sweep."""
     from isoscale.recipe.load import load_recipe
     from isoscale.recipe.trust import Trust
     from isoscale.study.sweep.job import Request
     from isoscale.study.sweep.plan import RECIPE, Sweep, check_new, reopen
 
+    job: JobOptions = context.obj
     recipe, words = sort_out(recipe, overrides)
-    _check_options(slurm, {"--workers": workers, "--devices": devices}, {"--at-once": at_once}, job)
+    _check_options(in_job, {"--workers": workers, "--devices": devices}, {"--at-once": at_once}, job)
     command = ["isoscale", *sys.argv[1:]]
-    request = Request(job.as_keys(), job.num_gpus, job.cluster, at_once, command, trust) if slurm else None
+    request = Request(job.keys, job.num_gpus, job.cluster, at_once, command, trust) if in_job else None
     whose = Trust.CHECKED if dry_run else Trust.of(trust)
     if run is not None and Sweep.exists(run):
         sweep = reopen(run, recipe, words, whose)
@@ -95,14 +93,14 @@ def sweep(
     )
 
 
-def _check_options(slurm: bool, here: dict[str, int | None], there: dict[str, int | None], job: JobOptions) -> None:
+def _check_options(in_job: bool, here: dict[str, int | None], there: dict[str, int | None], job: JobOptions) -> None:
     """Refuse what has no meaning on this machine, or none in a job."""
     for_machine = [name for name, value in here.items() if value is not None]
     for_job = [name for name, value in there.items() if value is not None] + job.given
-    if slurm and for_machine:
-        _refuse(f"{for_machine[0]} is for points on this machine; with --slurm, write --at-once or --tasks-per-node")
-    if not slurm and for_job:
-        _refuse(f"{for_job[0]} is for a job; add --slurm, or leave it out")
+    if in_job and for_machine:
+        _refuse(f"{for_machine[0]} is for points on this machine; with --job, write --at-once or --tasks-per-node")
+    if not in_job and for_job:
+        _refuse(f"{for_job[0]} is for a job; add --job, or leave it out")
 
 
 def _refuse(text: str) -> None:
@@ -137,13 +135,14 @@ def _begin(
     plan: "Plan", run: Path | None, request: "Request | None", workers: int, devices: int, dry_run: bool
 ) -> None:
     from isoscale.launch.local import check_alone
+    from isoscale.launch.submission import scheduler_of
     from isoscale.runs.directory import RunDirectory
     from isoscale.study.sweep import job as sweep_job
 
     if request is not None:
         job = sweep_job.new_job(plan, request, run)
         if dry_run:
-            echo(job.script(), end="")
+            echo(scheduler_of(job).script(job), end="")
         else:
             _say_sent(*sweep_job.send_new(plan, job), job)
         return
@@ -160,6 +159,7 @@ def _continue(
     is_trusted: bool,
 ) -> None:  # fmt: skip
     from isoscale.launch.local import check_alone
+    from isoscale.launch.submission import scheduler_of
     from isoscale.study.sweep import job as sweep_job
     from isoscale.study.sweep.states import select, states_of
 
@@ -171,7 +171,7 @@ def _continue(
     elif request is not None:
         job = sweep_job.next_job(sweep, chosen.points, request)
         if dry_run:
-            echo(job.script(), end="")
+            echo(scheduler_of(job).script(job), end="")
         else:
             _say_sent(sweep_job.send_next(sweep, job), sweep, job)
     elif dry_run:
@@ -196,15 +196,20 @@ def _print_points(points: "Sequence[Point]") -> None:
 def _train(sweep: "Sweep", points: "Sequence[Point]", workers: int, devices: int, is_trusted: bool) -> None:
     from isoscale.errors import FAILED as EXIT_FAILED
     from isoscale.errors import Stopped
+    from isoscale.study.runner import Runner
     from isoscale.study.sweep.display import display_on
-    from isoscale.study.sweep.local import Crew, Runner
+    from isoscale.study.sweep.local import Crew, LocalSweep
     from isoscale.study.sweep.plan import command_to_go_on
     from isoscale.study.sweep.states import FAILED
 
     total = len(sweep.points)
     echo(f"{sweep.path}: {len(points)} of {total} point{'s' * (total > 1)} to train, {workers} at a time")
-    runner = Runner(sweep, points, Crew(workers, devices, is_trusted), display_on(sys.stdout, sweep))
-    states = runner.run()
+    display = display_on(sys.stdout, sweep)
+    study = LocalSweep(sweep, points, Crew(workers, devices, is_trusted), display)
+    runner = Runner(study, points)
+    with display:
+        runner.run()
+    states = study.states
     _report(sweep, states)
     if not runner.was_stopped and any(state.status in FAILED for state in states):
         raise typer.Exit(EXIT_FAILED)
@@ -233,25 +238,13 @@ def _report(sweep: "Sweep", states: "Sequence[State]") -> None:
 
 
 def _say_sent(number: str, sweep: "Sweep", job: "Job") -> None:
-    from isoscale.launch import slurm
-    from isoscale.observe.text import clock, table
-    from isoscale.recipe.schema import slurm_seconds
+    from isoscale.launch.submission import scheduler_of
 
     assert job.array is not None
-    start = slurm.expected_start(number)
-    limit = job.launch.time
-    each = f", at most {clock(slurm_seconds(limit))} per start" if limit is not None else ""
-    path = shlex.quote(str(sweep.path))
-    first = job.array.tasks[0]
-    count = len(job.array.tasks)
-    rows = [
-        ("sweep", str(sweep.path)),
-        ("script", str(sweep.path / "slurm" / "job.sh")),
-        ("output", str(sweep.path / "slurm" / f"{number}_{first}.out") + (" …" if count > 1 else "")),
-        *([("start", f"expected at {start}")] if start else []),
-        ("how it is", f"isoscale runs list {path}"),
-        ("follow one", f"isoscale logs -f {shlex.quote(str(sweep.folder(sweep.points[first])))}"),
-        ("end all", f"scancel {number}"),
+    first = shlex.quote(str(sweep.folder(sweep.points[job.array.tasks[0]])))
+    commands = [
+        ("how it is", f"isoscale runs list {shlex.quote(str(sweep.path))}"),
+        ("follow one", f"isoscale logs -f {first}"),
+        ("end all", f"{scheduler_of(job).batch.cancel} {number}"),
     ]
-    told = f"submitted job {number}: {count} point{'s' * (count > 1)}, each {job.resources}{each}"
-    echo("\n".join([told, *table(rows)]))
+    say_sent(job, number, sweep.path, commands)

@@ -132,12 +132,14 @@ def _address(server: "TensorBoardServer") -> list[str]:
 
 def _tunnel(server: "TensorBoardServer") -> list[tuple[str, str]]:
     """On a cluster or at the other end of ssh, the node and the way to it."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if not job and "SSH_CONNECTION" not in os.environ:
+    from isoscale.parallel.environments.batch import batch_job
+
+    job = batch_job()
+    if job is None and "SSH_CONNECTION" not in os.environ:
         return []
     node = socket.gethostname() if job else socket.getfqdn()  # inside a cluster, nodes know each other by short names
-    login = os.environ.get("SLURM_SUBMIT_HOST", "LOGIN") if job else node
-    where = f"{node}, in Slurm job {job}" if job else node
+    login = job.login or "LOGIN" if job else node
+    where = f"{node}, in {job}" if job else node
     command = _tunnel_command(server, node, login)
     return [("runs on", where), ("tunnel", f"{command}\ntype this on your own computer, then open the address there")]
 

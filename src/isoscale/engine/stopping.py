@@ -5,7 +5,6 @@ Where several ranks train together, they agree at which step to stop, without wa
 
 import os
 import signal
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from torch import Tensor
 from isoscale.engine.step.step import Step
 from isoscale.errors import RunGone
 from isoscale.parallel.collectives import Ranks
+from isoscale.parallel.environments.batch import batch_end
 from isoscale.system import signals
 from isoscale.system.printing import shout
 
@@ -127,22 +127,9 @@ class StopRequest:
 def deadline(stop_after: float | None, environment: Mapping[str, str] = os.environ) -> float | None:
     """When training must have stopped: after so many seconds, or when the scheduler ends the job; by the clock."""
     limits = [] if stop_after is None else [time.time() + stop_after]
-    job_ends = _job_end(environment)
+    job_ends = batch_end(environment)
     limits += [] if job_ends is None else [job_ends]
     return min(limits, default=None)
-
-
-def _job_end(environment: Mapping[str, str]) -> float | None:
-    """When Slurm ends the job; older versions do not say it in the environment, and have to be asked."""
-    job, ends = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_END_TIME", "")
-    if ends.isdigit() or not job.isdigit():
-        return float(ends) if ends.isdigit() else None
-    question = ["squeue", "--noheader", f"--jobs={job}", "--format=%e"]
-    try:
-        answer = subprocess.run(question, capture_output=True, text=True, timeout=10).stdout.strip()
-        return time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
-    except (OSError, ValueError, subprocess.TimeoutExpired):  # no squeue there, or no answer: the signal remains
-        return None
 
 
 EVALUATION_EVERY = 8

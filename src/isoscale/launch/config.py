@@ -1,12 +1,18 @@
 """What a job asks for: the recipe's `launch` section, a cluster profile over it, options of the command over both."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 from isoscale.errors import UserError
-from isoscale.recipe.problems import Problem, RecipeError
-from isoscale.recipe.schema import Launch, slurm_seconds
+from isoscale.recipe.formats.tree import plain
+from isoscale.recipe.formats.yaml_reader import read_yaml
+from isoscale.recipe.launch import Launch, time_seconds
+from isoscale.recipe.problems import Problem, RecipeError, nearest
 from isoscale.recipe.validation import validate
 
 NOTICE = 120
@@ -96,7 +102,7 @@ def _spread(num_gpus: int, per_node: int, nodes: int | None) -> tuple[int, int]:
 
 def notice(launch: Launch) -> int:
     """Seconds before the time limit at which the training is told."""
-    limit = slurm_seconds(launch.time) if launch.time is not None else None
+    limit = time_seconds(launch.time) if launch.time is not None else None
     if launch.notice is None:
         return NOTICE if limit is None else min(NOTICE, limit // 4)
     if limit is not None and 2 * launch.notice > limit:
@@ -105,3 +111,51 @@ def notice(launch: Launch) -> int:
             f"train; take at most {limit // 2}, or a longer --time"
         )
     return launch.notice
+
+
+def profile_folder() -> Path:
+    """Where a user's profiles are."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "isoscale" / "clusters"
+
+
+def own_profiles() -> dict[str, Path]:
+    """The user's profiles, by name."""
+    return {path.stem: path for path in sorted(profile_folder().glob("*.yaml"))}
+
+
+def examples() -> dict[str, Traversable]:
+    """The profiles that come with the package, to be copied and changed."""
+    found = files("isoscale").joinpath("launch", "clusters").iterdir()
+    return {entry.name.removesuffix(".yaml"): entry for entry in sorted(found, key=lambda entry: entry.name)}
+
+
+def read_profile(name: str) -> dict[str, Any]:
+    """The values of a user's profile, checked; a UserError says what there is where there is no such one."""
+    path = own_profiles().get(name)
+    if path is None:
+        raise UserError(_unknown(name))
+    problems: list[Problem] = []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the profile {path}: {error}") from None
+    node = read_yaml(text, str(path), problems)
+    if problems:
+        raise RecipeError(problems)
+    if not isinstance(node.value, dict):
+        raise UserError(f"{path} must be made of `key: value` lines, such as `partition: gpu`")
+    values = plain(node)
+    checked(values, str(path), {key: str(child.origin) for key, child in node.value.items()})
+    return values
+
+
+def _unknown(name: str) -> str:
+    mine, shipped, folder = own_profiles(), examples(), profile_folder()
+    lines = [f'there is no cluster profile "{name}"']
+    guess = nearest(name, mine)
+    lines[0] += f'; did you mean "{guess}"?' if guess else ""
+    lines.append(f"yours, in {folder}: {', '.join(mine) or 'none yet'}")
+    lines.append("to start from one of the examples, copy it there and change it:")
+    lines += [f"  mkdir -p {folder} && cp {path} {folder}/{example}.yaml" for example, path in shipped.items()]
+    return "\n".join(lines)

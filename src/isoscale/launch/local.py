@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -39,11 +39,8 @@ _control: Any = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else
 """Looked up here: between fork and exec, where other threads may hold its locks, the linker must not be asked."""
 
 
-def launch(num_ranks: int, words: Sequence[str], variables: Mapping[str, str] = {}) -> int:
-    """Run a command (its words, the program first) as several ranks; the exit code of all of them together.
-
-    `variables` are set in the environment of all of them.
-    """
+def launch(num_ranks: int, words: Sequence[str]) -> int:
+    """Run a command (its words, the program first) as several ranks; the exit code of all of them together."""
     found = find()
     if found.world > 1 or "WORLD_SIZE" in os.environ:
         raise UserError(
@@ -53,7 +50,7 @@ def launch(num_ranks: int, words: Sequence[str], variables: Mapping[str, str] = 
     crew = _Crew()
     with crew.listening():
         try:
-            crew.start(command_of(words), num_ranks, variables)
+            crew.start(command_of(words), num_ranks)
             crew.wait()
         finally:
             crew.kill()
@@ -67,7 +64,7 @@ def check_alone(what: str) -> None:
     if found.world > 1:
         raise UserError(
             f"{what} itself, and this process is rank {found.rank} of {found.world}, started by {found.launcher}; "
-            "start it once, or with --slurm on a login node"
+            "start it once, or with --job on a login node"
         )
 
 
@@ -163,14 +160,13 @@ class _Crew:
         """Keep the signals that come, for `wait` to pass them on."""
         return signals.hearing(self._requests.keep)
 
-    def start(self, command: Sequence[str], num_ranks: int, variables: Mapping[str, str]) -> None:
+    def start(self, command: Sequence[str], num_ranks: int) -> None:
         """Start all ranks."""
         common = {
             PARENT: str(os.getpid()), "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
             secret.VARIABLE: secret.fresh(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // num_ranks)),
-            **variables,
         }  # fmt: skip
         for rank in range(num_ranks):
             self._ranks.append(_Rank(command, rank, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}))

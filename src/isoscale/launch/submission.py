@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.errors import UserError
-from isoscale.launch import quoting, slurm
-from isoscale.launch.config import Resources, merged, notice, resources
-from isoscale.launch.job_script import Job
-from isoscale.launch.profiles import read_profile
+from isoscale.launch import quoting
+from isoscale.launch.config import Resources, merged, notice, read_profile, resources
+from isoscale.launch.job import Array, Job, Measurements
+from isoscale.launch.schedulers.base import Scheduler
+from isoscale.launch.schedulers.find import find
+from isoscale.launch.status import Standing
+from isoscale.recipe.launch import Launch
 from isoscale.recipe.load import load_recipe, to_submit
 from isoscale.recipe.loaded import LoadedRecipe
-from isoscale.recipe.schema import Launch
 from isoscale.recipe.trust import Trust
-from isoscale.runs.directory import SUBMITTED
-from isoscale.system.files import own_folder, write_aside
+from isoscale.runs.directory import SUBMITTED, RunDirectory
+from isoscale.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -42,49 +44,45 @@ class Submission:
         if self.is_new:
             prepare(path, self.loaded)
         elif self.is_trusted:
-            from isoscale.runs.directory import RunDirectory
-
             RunDirectory(path).adopt()
-        claim(path, number)
-        write_script(path, self.job)
+        claim(path, self.job, number)
+        scheduler_of(self.job).keep_script(path, self.job)
 
 
 def send(job: Job, prepare_for: Callable[[Path, str], None]) -> tuple[str, Path]:
     """Put a job into the queue; its number and its folder.
 
-    Slurm keeps the job until the folder, which may be named after the job, is prepared.
+    The scheduler keeps the job until the folder, which may be named after the job, is prepared.
     """
-    number = slurm.submit_held(job.script())
+    scheduler = scheduler_of(job)
+    number = scheduler.submit_held(scheduler.script(job))
     folder = job.folder_of(number)
     try:
         prepare_for(folder, number)
-        slurm.release(number)
+        scheduler.release(number)
     except BaseException:
         with suppress(UserError):
-            slurm.cancel(number)
+            scheduler.cancel(number)
         raise
     return number, folder
 
 
+def scheduler_of(job: Job) -> Scheduler:
+    """The scheduler that a job is for."""
+    return find(job.launch.scheduler)
+
+
 def prepare(path: Path, loaded: LoadedRecipe) -> None:
     """A run directory that has its recipe, and waits for its first start."""
-    from isoscale.runs.directory import RunDirectory
-
     directory = RunDirectory(path)
     directory.create(loaded.to_yaml())
     directory.update(status=SUBMITTED, name=loaded.name)
 
 
-def claim(path: Path, job: str) -> None:
+def claim(path: Path, job: Job, number: str) -> None:
     """Write down which job is going to train in a run directory."""
-    from isoscale.runs.directory import RunDirectory
-
-    RunDirectory(path).update(job={"id": job, "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
-
-
-def write_script(path: Path, job: Job) -> None:
-    """Keep the script in the folder of the job, where its output goes as well."""
-    write_aside(own_folder(path / "slurm") / "job.sh", job.script())
+    submitted = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    RunDirectory(path).update(job={"id": number, "submitted": submitted, "scheduler": scheduler_of(job).name})
 
 
 def plan(
@@ -97,52 +95,43 @@ def plan(
     `options` are keys of the `launch` section; `words` are passed on to `isoscale train`; `trust` says whose choice of
     classes is followed.
     """
-    from isoscale.runs.directory import RunDirectory
-
     is_new = run is None or not RunDirectory(run).exists
     if run is not None:
         _check_run(run, is_new)
     source = recipe if is_new or recipe is not None else str(run and run / "recipe.yaml")
-    launch, counts = asked(load_recipe(source, overrides).recipe.launch, options, num_gpus, cluster)
+    launch = asked(load_recipe(source, overrides).recipe.launch, options, cluster)
+    counts = resources(launch, num_gpus)
     loaded = load_recipe(
         source, overrides, check_components=is_own_environment(launch), world=counts.num_tasks, trust=trust
     )  # fmt: skip
     if trust is not Trust.CHECKED:
         to_submit(loaded, trust)
-    folder = folder_word(loaded.name, run)
     # A new run has its recipe in its directory, so that a file that is changed while the job waits changes nothing.
     passed = [*([recipe] if recipe is not None else []), *overrides] if not is_new else []
-    job = Job(
-        loaded.name, folder, run is None, [*passed, *words], program(launch), launch, counts,
-        shown(command),
-    )  # fmt: skip
+    job = job_for(loaded.name, run, launch, counts, command, [*passed, *words])
     return Submission(job, loaded, is_new, trust is Trust.ALL)
 
 
-def asked(
-    of_recipe: Launch, options: Mapping[str, Any], num_gpus: int | None, cluster: str | None
-) -> tuple[Launch, Resources]:
-    """What a job asks for, and how many processes and GPUs that are."""
-    profile = read_profile(cluster) if cluster is not None else {}
-    launch = merged(of_recipe.model_dump(), profile, options)
-    counts = resources(launch, num_gpus)
+def asked(of_recipe: Launch, options: Mapping[str, Any], cluster: str | None) -> Launch:
+    """What a job asks for: the recipe's section, a cluster profile over it, options over both."""
+    launch = merged(of_recipe.model_dump(), read_profile(cluster) if cluster is not None else {}, options)
+    find(launch.scheduler)  # or says that there is none
     notice(launch)  # or says that it is too long
-    return launch, counts
+    return launch
 
 
-def shown(command: Sequence[str]) -> str:
-    """A command on one line."""
-    return quoting.comment(shlex.join(command))
-
-
-def folder_word(name: str, run: Path | None) -> str:
-    """The folder of a job as its script says it: the one that was chosen, or how one below `runs` begins."""
+def job_for(
+    name: str, run: Path | None, launch: Launch, counts: Resources, command: Sequence[str], words: Sequence[str] = (),
+    array: Array | None = None, measurements: Measurements | None = None,
+) -> Job:  # fmt: skip
+    """A job in the folder that was chosen, or in one below `runs` that has the number of the job in its name."""
     folder = f"runs/{name.replace('/', '-')}" if run is None else str(run)
     try:
         quoting.value(folder)
     except UserError as error:
         raise UserError(f"{error}; choose another directory with --run DIR") from None
-    return folder
+    called = quoting.comment(shlex.join(command))
+    return Job(name, folder, run is None, words, program(launch), launch, counts, called, array, measurements)
 
 
 def _check_run(run: Path, is_new: bool) -> None:
@@ -151,23 +140,12 @@ def _check_run(run: Path, is_new: bool) -> None:
         if run.exists() and (not run.is_dir() or any(run.iterdir())):
             raise UserError(f"{run} is there and holds no run; choose another directory with --run DIR")
         return
-    job = job_of(run)
-    found = slurm.queued(job) if job else None
-    if found is not None and found.is_active:
+    standing = Standing.of(Run(run))
+    if standing.queued is not None and standing.is_queued:
         raise UserError(
-            f"job {job} is {found.state} and trains in {run}; wait for its end, or end it: isoscale cancel "
-            f"{shlex.quote(str(run))}"
+            f"job {standing.job} is {standing.queued.state} and trains in {run}; wait for its end, or end it: isoscale "
+            f"cancel {shlex.quote(str(run))}"
         )
-
-
-def job_of(run: Path) -> str | None:
-    """The number of the last job of a run, if it was submitted."""
-    from isoscale.runs.directory import RunDirectory
-
-    try:
-        return slurm.as_number(RunDirectory(run).read()["job"]["id"])
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def is_own_environment(launch: Launch) -> bool:

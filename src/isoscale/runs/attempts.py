@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isoscale.parallel.environments.batch import batch_job
+
 Attempt = dict[str, Any]
 
 
@@ -12,9 +14,10 @@ def begun(
     before: Sequence[Attempt], step: int, hosts: Sequence[str], variables: Mapping[str, str] = os.environ
 ) -> list[Attempt]:
     """The ledger with an attempt that begins now; one before it that never ended was killed."""
+    job = batch_job(variables)
     attempt = {
-        "job": slurm_job(variables) or None,
-        "restart": _restart(variables),
+        "job": job.number if job else None,
+        "restart": job.restarts if job else 0,
         "hosts": list(dict.fromkeys(hosts)),
         "ranks": len(hosts),
         "started": _now(),
@@ -31,18 +34,8 @@ def begun(
 def is_from_before(attempts: Sequence[Attempt], variables: Mapping[str, str] = os.environ) -> bool:
     """Whether a run was trained by this job, and not since the job was put back into the queue."""
     last = attempts[-1] if attempts else {}
-    return last.get("job") == slurm_job(variables) and last.get("restart", 0) < _restart(variables)
-
-
-def slurm_job(variables: Mapping[str, str] = os.environ) -> str:
-    """The number of the Slurm job, as its commands take it: `7`, or `7_2` for a task of an array; empty outside."""
-    array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else variables.get("SLURM_JOB_ID", "")
-
-
-def _restart(variables: Mapping[str, str]) -> int:
-    count = variables.get("SLURM_RESTART_COUNT", "")
-    return int(count) if count.isdigit() else 0
+    job = batch_job(variables)
+    return job is not None and last.get("job") == job.number and last.get("restart", 0) < job.restarts
 
 
 def _closed(attempt: Attempt) -> Attempt:

@@ -12,7 +12,6 @@ the directory is: people move and delete directories while something trains ther
 import fcntl
 import json
 import os
-import shlex
 import socket
 import time
 import uuid
@@ -25,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from isoscale.errors import RunGone, RunLost, UserError
+from isoscale.parallel.environments.batch import batch_job
 from isoscale.runs.directory import ROOT
 from isoscale.system.files import open_no_link
 from isoscale.system.process import machine, state
@@ -90,13 +90,6 @@ _GLANCE = 0.2
 _ROOM = 64
 """Spare bytes in the file, so that a counter which grows changes no length."""
 
-JOBS = {
-    "SLURM_JOB_ID": ("Slurm job", "scancel"),
-    "LSB_JOBID": ("LSF job", "bkill"),
-    "PBS_JOBID": ("PBS job", "qdel"),
-}
-"""What schedulers call a job's number, in the environment and for people, and how a job is ended."""
-
 Say = Callable[[str], None]
 
 
@@ -123,13 +116,10 @@ class Owner:
     @classmethod
     def here(cls) -> "Owner":
         """This process."""
-        found = next((name for name in JOBS if os.environ.get(name)), None)
-        word, command = JOBS[found] if found else ("", "")
-        number = os.environ[found] if found else ""
-        restarts = os.environ.get("SLURM_RESTART_COUNT", "")
+        job = batch_job()
         return cls(
-            socket.gethostname(), machine(), os.getpid(), state(os.getpid())[1], f"{word} {number}".strip(),
-            f"{command} {shlex.quote(number)}" if found else "", int(restarts) if restarts.isdigit() else 0,
+            socket.gethostname(), machine(), os.getpid(), state(os.getpid())[1], str(job or ""),
+            job.cancel if job else "", job.restarts if job else 0,
             time.strftime("%Y-%m-%d %H:%M:%S"), uuid.uuid4().hex,
         )  # fmt: skip
 

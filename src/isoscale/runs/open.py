@@ -19,6 +19,7 @@ from isoscale.observe.observers import Observers
 from isoscale.parallel import world
 from isoscale.parallel.collectives import ALONE, Ranks
 from isoscale.parallel.environments import find as environment
+from isoscale.parallel.environments.batch import batch_job
 from isoscale.parallel.health import preflight
 from isoscale.recipe.compare import describe, differences, harmful
 from isoscale.recipe.components import data_spec, instantiate, task_spec
@@ -169,7 +170,7 @@ def _found(
     loaded = to_train(load_recipe(source, overrides, check_components=check, trust=trust), trust)
     if not save:
         return OpenedRun(loaded, None, given=given, profile=profile)
-    job = attempts.slurm_job()
+    job = found.number if (found := batch_job()) else ""
     interrupted = _interrupted(source, overrides, loaded.name, job, given) if directory is None and job else None
     if interrupted is not None:
         return _continued(source, overrides, interrupted, given, profile, trust)

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from isoscale._version import __version__
-from isoscale.observe.doctor.cluster import mpi
 from isoscale.observe.doctor.finding import GIB, Amount, Finding, in_gib
+from isoscale.observe.doctor.mpi import mpi
 from isoscale.system.machine import total_memory, usable_cores, usable_memory
 
 ENOUGH_MEMORY = 2 * GIB

@@ -14,6 +14,7 @@ from isoscale.parallel.environments.base import (
     Variables,
     number,
 )
+from isoscale.parallel.environments.batch import SYSTEMS
 from isoscale.parallel.environments.node_list import expand, expand_counts
 
 STEPS_APART = 61
@@ -125,8 +126,7 @@ class Lsf(Numbering):
 
 def job_id(variables: Variables) -> str:
     """The number of the batch job, if there is one."""
-    names = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
-    return next((variables[name] for name in names if variables.get(name)), "")
+    return next((variables[system.job] for system in SYSTEMS if variables.get(system.job)), "")
 
 
 def first_of_job(variables: Variables) -> Place | None:

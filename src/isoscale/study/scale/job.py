@@ -1,4 +1,4 @@
-"""A scaling study as one Slurm job: the largest allocation, in which every measurement is a step.
+"""A scaling study as one job: the largest allocation, in which every measurement is a step.
 
 All numbers of ranks run on the same nodes, wait in the queue once and can take turns; a job for each number would wait
 several times and measure other nodes. The price is that most of the allocation rests while few ranks are measured.
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.errors import UserError
-from isoscale.launch import quoting, slurm
-from isoscale.launch.config import Resources, merged, notice, resources
-from isoscale.launch.job_script import Job
-from isoscale.launch.profiles import read_profile
-from isoscale.launch.submission import folder_word, program, send, shown, write_script
-from isoscale.recipe.schema import Launch
+from isoscale.launch.config import Resources, resources
+from isoscale.launch.job import Job, Measurements
+from isoscale.launch.schedulers.base import Queued
+from isoscale.launch.schedulers.find import AUTO, find
+from isoscale.launch.submission import asked, job_for, scheduler_of, send
+from isoscale.recipe.launch import Launch
 from isoscale.study.scale.study import Study, lines
 
 LOOK_EVERY = 2.0
@@ -25,27 +25,8 @@ LOOK_EVERY = 2.0
 
 
 @dataclass(frozen=True)
-class _Job(Job):
-    """A job whose steps are measurements."""
-
-    ranks: tuple[int, ...] = ()
-    repeats: int = 1
-
-    def script(self) -> str:
-        """job.sh: a loop over the repeats, in which the numbers of ranks take turns."""
-        steps = [f"  {self._step(ranks)}" for ranks in self.ranks]
-        repeats = " ".join(str(repeat) for repeat in range(1, self.repeats + 1))
-        return "\n".join([*self.beginning(), f"for repeat in {repeats}; do", *steps, "done", ""])
-
-    def _step(self, ranks: int) -> str:
-        per_node = self.resources.tasks_per_node
-        where = f"--nodes={math.ceil(ranks / per_node)} --ntasks={ranks} --ntasks-per-node={min(ranks, per_node)}"
-        return f"srun {where} {self.called} scale --run {quoting.word(self.folder)} --measure {ranks}:$repeat || exit"
-
-
-@dataclass(frozen=True)
 class Request:
-    """What a study asks Slurm for."""
+    """What a study asks for."""
 
     launch: Launch
     resources: Resources
@@ -53,8 +34,7 @@ class Request:
     @classmethod
     def make(cls, of_recipe: Launch, cluster: str | None, options: Mapping[str, Any], most_ranks: int) -> "Request":
         """The recipe's `launch` section, a cluster profile over it, options over both, with room for all ranks."""
-        profile = read_profile(cluster) if cluster is not None else {}
-        return cls.of(merged(of_recipe.model_dump(), profile, options), most_ranks)
+        return cls.of(asked(of_recipe, options, cluster), most_ranks)
 
     @classmethod
     def of(cls, launch: Launch, most_ranks: int) -> "Request":
@@ -68,16 +48,13 @@ class Request:
                 f"{counts} are {counts.num_tasks} ranks, and {most_ranks} are to be measured; use --nodes "
                 f"{math.ceil(most_ranks / per_node)}, or fewer --ranks"
             )
-        notice(launch)  # or says that it is too long
         return cls(_with_threads(launch), counts)
 
     def job(self, study: Study) -> Job:
         """The job that measures what a study asks."""
-        folder = folder_word(study.name, study.path)
-        called = shown(study.record["command"])
-        return _Job(
-            f"{study.name}-scale", folder, False, [], program(self.launch), self.launch, self.resources, called,
-            ranks=tuple(study.ranks), repeats=study.repeats,
+        return job_for(
+            f"{study.name}-scale", study.path, self.launch, self.resources, study.record["command"],
+            measurements=Measurements(study.ranks, study.repeats),
         )  # fmt: skip
 
 
@@ -93,7 +70,7 @@ def submit(study: Study, request: Request) -> Study:
     job = request.job(study)
 
     def prepare(path: Path, number: str) -> None:
-        write_script(path, job)
+        scheduler_of(job).keep_script(path, job)
         replace(study, job={"id": number, "launch": request.launch.model_dump(mode="json")}).write()
 
     try:
@@ -105,10 +82,12 @@ def submit(study: Study, request: Request) -> Study:
     return Study.read(study.path)
 
 
-def standing(study: Study) -> slurm.Queued | None:
-    """How the job of a study stands; None where Slurm does not know it any more."""
-    number = slurm.as_number((study.job or {}).get("id"))
-    return slurm.queued(number) if number else None
+def standing(study: Study) -> Queued | None:
+    """How the job of a study stands; None where the scheduler does not know it any more."""
+    asked = study.job or {}
+    scheduler = find(asked.get("launch", {}).get("scheduler", AUTO))
+    number = scheduler.as_number(asked.get("id"))
+    return scheduler.state(number) if number else None
 
 
 def wait(study: Study, say: Callable[[str], None]) -> Study:

@@ -1,12 +1,13 @@
-"""A scaling study on this machine: every measurement is a training of its own, started as `--devices` starts one."""
+"""A scaling study on this machine: every measurement is a training of its own, with as many ranks as it is about."""
 
 import os
 import sys
 from collections.abc import Callable
 
-from isoscale.errors import INTERRUPTED
-from isoscale.launch.local import launch, num_cores
+from isoscale.errors import FAILED, START_AGAIN
+from isoscale.launch.local import num_cores
 from isoscale.recipe.schema import Recipe
+from isoscale.study import runner
 from isoscale.study.scale.study import Study, lines
 
 THREADS = "OMP_NUM_THREADS"
@@ -32,17 +33,44 @@ def warning(recipe: Recipe, most_ranks: int) -> str | None:
     return f"{most_ranks} ranks share {count} {what}{'s' * (count > 1)}: more ranks than that cannot be faster here"
 
 
+class LocalScale(runner.Study[tuple[int, int]]):
+    """The measurements of a study, one after the other."""
+
+    command = "scale"
+    stopping = "the measurement ends"
+
+    def __init__(self, study: Study, say: Callable[[str], None]) -> None:
+        """Nothing is measured yet."""
+        self.path, self.study, self._say = study.path, study, say
+        self.code = 0
+        """The exit code of a measurement that failed, or 0."""
+
+    def start(self, point: tuple[int, int], slot: int) -> runner.Process:
+        """Start the ranks of a measurement."""
+        repeat, ranks = point
+        words = [sys.argv[0], "scale", "--run", str(self.path), "--measure", f"{ranks}:{repeat}"]
+        return runner.Process(words, {} if self.study.threads is None else {THREADS: str(self.study.threads)})
+
+    def end(self, point: tuple[int, int], process: runner.Process) -> bool:
+        """Say what was measured; where something went wrong, it would again."""
+        before, self.study = len(self.study.measurements), Study.read(self.path)
+        if process.code != 0:
+            self.code = START_AGAIN if process.was_told else max(process.code, FAILED)
+        for line in lines(self.study, before) if self.code == 0 else ():
+            self._say(line)
+        return self.code == 0
+
+    def show(self) -> None:
+        """Each measurement is told when it ends."""
+
+    def say(self, text: str) -> None:
+        """As the measurements are told."""
+        self._say(text)
+
+
 def complete(study: Study, say: Callable[[str], None]) -> tuple[Study, int]:
-    """Measure what is missing; the study as it is then, and the exit code of the ranks that failed, or 0."""
-    for repeat, ranks in study.missing:
-        words = [sys.argv[0], "scale", "--run", str(study.path), "--measure", f"{ranks}:{repeat}"]
-        try:
-            code = launch(ranks, words, {} if study.threads is None else {THREADS: str(study.threads)})
-        except KeyboardInterrupt:  # before it listens, or after
-            code = INTERRUPTED
-        before, study = len(study.measurements), Study.read(study.path)
-        if code != 0:
-            return study, code
-        for line in lines(study, before):
-            say(line)
-    return study, 0
+    """Measure what is missing; the study as it is then, and an exit code that is not 0 where something is missing."""
+    local = LocalScale(study, say)
+    running = runner.Runner(local, study.missing)
+    running.run()
+    return local.study, local.code or (START_AGAIN if running.was_stopped and local.study.missing else 0)

@@ -106,7 +106,7 @@ class Study:
     record: dict[str, Any]
     """Versions, host, hardware, command."""
     job: dict[str, Any] | None = None
-    """What was asked of Slurm, and the number of the last job; None on this machine."""
+    """What was asked of the scheduler, and the number of the last job; None on this machine."""
     measurements: list[Measurement] = field(default_factory=list)
     is_own: bool = True
     """Whether it was written by this user."""

@@ -1,4 +1,4 @@
-"""A sweep as one Slurm job: an array with a task for each point."""
+"""A sweep as one job: an array with a task for each point."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.launch import submission
-from isoscale.launch.config import Resources
-from isoscale.launch.job_script import Array, Job
+from isoscale.launch.config import resources
+from isoscale.launch.job import Array, Job
+from isoscale.recipe.launch import Launch
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.loaded import LoadedRecipe
-from isoscale.recipe.schema import Launch
 from isoscale.study.sweep.plan import RECIPE, Plan, Point, Sweep, write_points
 from isoscale.system.files import own_folder
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of Slurm for each point."""
+    """What is asked for each point."""
 
     options: Mapping[str, Any]
     """Keys of the `launch` section, over those of the recipe."""
@@ -30,23 +30,21 @@ class Request:
 
     def checks_components(self, loaded: LoadedRecipe) -> bool:
         """Whether the tasks run in the environment of this process, so that components can be looked at here."""
-        return submission.is_own_environment(self._launch(loaded)[0])
+        return submission.is_own_environment(self._launch(loaded))
 
     def num_ranks(self, loaded: LoadedRecipe) -> int:
         """Processes that train each point."""
-        return self._launch(loaded)[1].num_tasks
+        return resources(self._launch(loaded), self.num_gpus).num_tasks
 
-    def _launch(self, loaded: LoadedRecipe) -> tuple[Launch, Resources]:
-        return submission.asked(loaded.recipe.launch, self.options, self.num_gpus, self.cluster)
+    def _launch(self, loaded: LoadedRecipe) -> Launch:
+        return submission.asked(loaded.recipe.launch, self.options, self.cluster)
 
     def job(self, loaded: LoadedRecipe, name: str, run: Path | None, tasks: Sequence[int], words: Sequence[str]) -> Job:
         """An array of those points, counted in the order of the sweep."""
-        launch, counts = self._launch(loaded)
-        folder = submission.folder_word(f"{name}-sweep", run)
-        return Job(
-            f"{name}-sweep", folder, run is None, [*words, *["--trust"] * self.is_trusted],
-            submission.program(launch), launch, counts, submission.shown(self.command),
-            Array(list(tasks), self.at_once),
+        launch = self._launch(loaded)
+        return submission.job_for(
+            f"{name}-sweep", run, launch, resources(launch, self.num_gpus), self.command,
+            [*words, *["--trust"] * self.is_trusted], Array(list(tasks), self.at_once),
         )  # fmt: skip
 
 
@@ -77,14 +75,12 @@ def _prepare(sweep: Sweep, job: Job, number: str) -> None:
     points = [sweep.points[task] for task in job.array.tasks]
     sweep.restore(points)
     write_points(sweep.path, sweep.points)  # what a sweep that came from elsewhere says there is not to be followed
-    submission.write_script(sweep.path, job)
+    scheduler = submission.scheduler_of(job)
+    scheduler.keep_script(sweep.path, job)
     for task, point in zip(job.array.tasks, points, strict=True):
-        submission.claim(sweep.folder(point), f"{number}_{task}")
-        _link_output(sweep.folder(point), f"{number}_{task}")
-
-
-def _link_output(folder: Path, task: str) -> None:
-    """Slurm writes the output of all tasks to one folder; each run finds its own as that of a job of its own."""
-    own_folder(folder / "slurm")
-    for name in (f"{task}.out", f"{task}.err"):
-        (folder / "slurm" / name).symlink_to(Path("..", "..", "slurm", name))
+        folder, mine = sweep.folder(point), scheduler.task_number(number, task)
+        submission.claim(folder, job, mine)
+        # The output of all tasks is in one folder; each run finds its own as that of a job of its own.
+        for link in scheduler.outputs(folder, mine).values():
+            own_folder(link.parent)
+            link.symlink_to(Path("..", "..", link.parent.name, link.name))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.errors import UserError
-from isoscale.launch.job_script import POINTS
+from isoscale.launch.job import POINTS
 from isoscale.launch.submission import prepare
 from isoscale.recipe.compare import ABSENT, LENGTHS, Difference, describe, differences, harmful
 from isoscale.recipe.formats.tree import COMMAND_LINE

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.errors import UserError
-from isoscale.launch import slurm
-from isoscale.launch.jobs import Tail
+from isoscale.launch.schedulers.find import AUTO, find
+from isoscale.launch.status import Tail
 from isoscale.observe.text import number
 from isoscale.runs.directory import SUBMITTED, RunDirectory
 from isoscale.runs.run import Run
@@ -35,6 +35,8 @@ class State:
     message: str | None = None
     job: str | None = None
     """The task of a job array that trains it, or did."""
+    scheduler: str = AUTO
+    """That of the job."""
 
     @property
     def steps(self) -> str:
@@ -85,13 +87,14 @@ def state_of(sweep: Sweep, point: Point, logged: Logged | None = None) -> State:
         record, status, message = run.record, run.status, run.message
     except (UserError, OSError) as error:
         return State(point, "damaged", message=str(error))
-    job = (record.get("job") or {}).get("id")
+    submitted = record.get("job") or {}
+    job, scheduler = submitted.get("id"), str(submitted.get("scheduler", AUTO))
     if status == SUBMITTED:
-        return State(point, WAITING, job=job)
+        return State(point, WAITING, job=job, scheduler=scheduler)
     logged = logged or Logged(sweep, point)
     logged.look()
     step = max((step for step in (logged.step, record.get("step")) if step is not None), default=None)
-    return State(point, status, step, record.get("num_steps"), logged.best, message, job)
+    return State(point, status, step, record.get("num_steps"), logged.best, message, job, scheduler)
 
 
 def best_first(sweep: Sweep, states: Sequence[State]) -> list[State]:
@@ -160,8 +163,11 @@ class Selection:
 def select(sweep: Sweep, only_failed: bool = False) -> Selection:
     """The points that are not done and that nobody else trains."""
     states = [state for state in states_of(sweep) if _is_wanted(sweep, state, only_failed)]
-    jobs = [state.job for state in states if state.job and "_" in state.job]
-    active = slurm.active_tasks(job.partition("_")[0] for job in jobs)
+    active: set[str] = set()
+    for name in {state.scheduler for state in states if state.job}:
+        scheduler = find(name)
+        arrays = [scheduler.array_of(state.job) for state in states if state.job and state.scheduler == name]
+        active |= scheduler.active_tasks(array for array in arrays if array)
     elsewhere = [state.point for state in states if state.job in active or state.status == "running"]
     return Selection([state.point for state in states if state.point not in elsewhere], elsewhere)
 

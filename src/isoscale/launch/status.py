@@ -1,4 +1,4 @@
-"""How runs stand, told from Slurm where a job trains them and from their own records where not."""
+"""How runs stand, told from the scheduler where a job trains them and from their own records where not."""
 
 import json
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from isoscale.engine.stopping import STOP
 from isoscale.errors import UserError
-from isoscale.launch import slurm
+from isoscale.launch.schedulers.base import Queued, Scheduler
+from isoscale.launch.schedulers.find import AUTO, find
 from isoscale.runs.run import Run
 from isoscale.system.files import open_own
-
-STOP = "STOP"
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,22 @@ class Standing:
     """Where a run is."""
 
     run: Run
+    scheduler: Scheduler
     job: str | None
-    """The number of the Slurm job that trains it, or did."""
-    queued: slurm.Queued | None
-    """What Slurm says of that job; None where it does not know it."""
+    """The number of the job that trains it, or did."""
+    queued: Queued | None
+    """What the scheduler says of that job; None where it does not know it."""
 
     @classmethod
     def of(cls, run: Run) -> "Standing":
-        """Ask Slurm, and its accounting where the job is long over."""
-        job = _job(run)
-        found = (slurm.queued(job) or slurm.accounted(job)) if job and slurm.is_here() else None
-        return cls(run, job, found)
+        """Look into the record of a run, and ask the scheduler about its job."""
+        record = run.record.get("job") or {}
+        scheduler = find(str(record.get("scheduler", AUTO)))
+        submitted, trained = record.get("id"), (run.record.get("stretches") or [{}])[-1].get("job")
+        # The environment of an array's task tells a number that may be that of the whole array.
+        is_task = scheduler.array_of(str(submitted or "")) is not None
+        job = scheduler.as_number(trained if run.status == "running" and not is_task else submitted or trained)
+        return cls(run, scheduler, job, scheduler.state(job) if job and scheduler.is_here() else None)
 
     @property
     def is_queued(self) -> bool:
@@ -52,14 +57,15 @@ class Standing:
         record = self.run.record
         return {
             "path": str(self.run.path), "status": self.run.status, "message": self.run.message, "step": self.step,
-            "num_steps": record.get("num_steps"), "job": self.job, "slurm": self.queued and asdict(self.queued),
+            "num_steps": record.get("num_steps"), "job": self.job,
+            self.scheduler.name: self.queued and asdict(self.queued),
             "stretches": record.get("stretches", []),
         }  # fmt: skip
 
     def cancel(self) -> str:
         """End the job, or ask a training of this machine to stop; says what was done."""
         if self.is_queued and self.job is not None:
-            slurm.cancel(self.job)
+            self.scheduler.cancel(self.job)
             return f"job {self.job} is cancelled; a training that runs saves first, and ends"
         if self.run.status == "running":
             open_own(self.run.path / STOP, "ab").close()
@@ -68,21 +74,11 @@ class Standing:
 
     def logs(self) -> dict[str, Path]:
         """The files that are written for people: of the job, or of the training itself."""
-        outputs = {name: self.run.path / "slurm" / f"{self.job}.{name}" for name in ("out", "err")}
-        if self.job is not None and (self.is_queued or outputs["out"].exists()):
-            return outputs
+        if self.job is not None:
+            outputs = self.scheduler.outputs(self.run.path, self.job)
+            if self.is_queued or outputs["out"].exists():
+                return outputs
         return {"out": self.run.directory.log}
-
-
-def _job(run: Run) -> str | None:
-    """The job of the last start, or one that was submitted since."""
-    record = run.record
-    attempts = record.get("stretches") or [{}]
-    submitted = (record.get("job") or {}).get("id")
-    # The environment of an array's task tells a number that may be that of the whole array.
-    if run.status == "running" and "_" not in str(submitted or ""):
-        return slurm.as_number(attempts[-1].get("job"))
-    return slurm.as_number(submitted or attempts[-1].get("job"))
 
 
 def _last_logged(path: Path) -> int | None:
