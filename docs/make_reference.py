@@ -37,7 +37,10 @@ COMPONENTS_HEAD = """# Reference: presets and components
 
 <!-- written by docs/make_reference.py from the code; change the docstrings there instead -->
 """
-NAMES = """Anything else is named by its path, `package.module.Class`: your own, or any of torch's.
+NAMES = """Anything else is named by its path, `package.module.Class`: your own, or any of torch's. So are
+[optimizers](how-to/train/models.md#an-optimizer-of-your-own),
+[schedules](how-to/train/schedules.md#a-schedule-of-your-own),
+[losses and metrics](how-to/train/models.md#losses-and-metrics).
 `torchvision:resnet18` and its like stand for networks of torchvision (`pip install 'isoscale[vision]'`).
 """
 COMMANDS_HEAD = """# Reference: the commands
@@ -70,12 +73,20 @@ def reference() -> str:
     """The page of keys."""
     schema = Recipe.model_json_schema()
     sections = schema["$defs"]
-    top = {name: field for name, field in schema["properties"].items() if "$ref" not in field}
+    top = {name: field for name, field in schema["properties"].items() if not sections_in(field)}
     parts = [HEAD, "## The recipe itself\n", table(top, "")]
     for name, field in schema["properties"].items():
-        if "$ref" in field:
-            parts += section(name, sections[last_name(field["$ref"])], sections)
+        first, *others = sections_in(field) or [""]
+        parts += section(name, sections[first], sections) if first else []
+        for other in others:  # it names its inner sections as the first does
+            parts += [f"### {name} by class\n", sections[other]["description"] + "\n"]
+            parts.append(table(sections[other]["properties"], f"{name}."))
     return "\n".join(parts)
+
+
+def sections_in(field: dict[str, Any]) -> list[str]:
+    """The section that a key of the recipe is, or those that it may be."""
+    return [last_name(part["$ref"]) for part in (field, *field.get("oneOf", [])) if "$ref" in part]
 
 
 def section(path: str, found: dict[str, Any], sections: dict[str, Any]) -> list[str]:

@@ -88,9 +88,9 @@ def test_a_metric_that_does_not_exist_is_refused(isoscale):
 
 @pytest.mark.parametrize("device", ["cuda", "xpu", "mps"])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(isoscale, monkeypatch, device):
-    from isoscale.engine import device as accelerator
+    from isoscale.system import devices as accelerator
 
-    monkeypatch.setattr(accelerator, "_is_available", lambda kind: kind == "cpu")
+    monkeypatch.setattr(accelerator, "is_available", lambda kind: kind == "cpu")
     refused = isoscale("train", f"train.device={device}")
     assert refused.code == 2 and "this machine offers cpu; use train.device=auto" in refused.err
     assert not Path("runs").exists()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import isoscale
-from isoscale.engine import device as accelerator
 from isoscale.engine.precision import Precision, resolve
 from isoscale.errors import UserError
+from isoscale.system import devices as accelerator
 
 RECIPE: dict[str, Any] = {
     "data": {"batch_size": 32},

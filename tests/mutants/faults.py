@@ -429,7 +429,7 @@ FAULTS = [
         "precision",
         "double precision stays the default of the process after a training",
         "engine/precision.py",
-        "            torch.set_default_dtype(before[2])\n",
+        "            torch.set_default_dtype(before[1])\n",
         "",
     ),
     # ----------------------------------------------------------------------------------------------- scaling of data

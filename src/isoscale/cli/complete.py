@@ -18,16 +18,16 @@ def overrides(incomplete: str) -> list[str]:
 
     mark = "~" if incomplete.startswith("~") else ""
     schema = Recipe.model_json_schema()
-    keys = (mark + key + ("" if mark else "=") for key in _keys(schema, schema["$defs"]))
+    keys = (mark + key + ("" if mark else "=") for key in dict.fromkeys(_keys(schema, schema["$defs"])))
     return [key for key in keys if key.startswith(incomplete)]
 
 
 def _keys(section: dict, sections: dict, prefix: str = "") -> Iterator[str]:  # type: ignore[type-arg]
     for name, field in section.get("properties", {}).items():
-        inner = field.get("$ref", "").rpartition("/")[2]
-        if inner:
-            yield from _keys(sections[inner], sections, f"{prefix}{name}.")
-        elif name != "extends":
+        inner = [part["$ref"].rpartition("/")[2] for part in (field, *field.get("oneOf", [])) if "$ref" in part]
+        for each in inner:
+            yield from _keys(sections[each], sections, f"{prefix}{name}.")
+        if not inner and name != "extends":
             yield prefix + name
 
 

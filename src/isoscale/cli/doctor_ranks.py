@@ -22,7 +22,7 @@ from isoscale.parallel.environments.find import Environment
 from isoscale.parallel.health.checkup import HealthCheck, RankSilent, resolved, why_alone, with_number
 from isoscale.parallel.health.probe import MEASURE, NUM_SMALL, Blocked, Speed, Ways, speeds, ways
 from isoscale.parallel.health.rendezvous import NotMet, OtherSecret, within
-from isoscale.parallel.world import BACKENDS
+from isoscale.system.devices import KINDS, of
 from isoscale.system.machine import usable_cores
 from isoscale.system.printing import finish
 
@@ -102,17 +102,15 @@ def _machines(checkup: HealthCheck) -> Iterator[Finding]:
 
 def _device(checkup: HealthCheck) -> torch.device:
     """The device that this rank would train on."""
-    found = [device for device in accelerators() if device.type in BACKENDS]
+    found = [device for device in accelerators() if KINDS[device.type].backend]
     return found[checkup.local_rank % len(found)] if found else torch.device("cpu")
 
 
 def _myself(checkup: HealthCheck, environment: Environment) -> dict[str, Any]:
     device = _device(checkup)
-    module = getattr(torch, device.type)
-    identity = "" if device.type == "cpu" else getattr(module.get_device_properties(device), "uuid", device.index)
     return {
         "kind": device.type, "device": "cpu" if device.type == "cpu" else device_words(device),
-        "identity": f"{checkup.hosts[checkup.rank]} {identity or ''}", "cores": usable_cores(),
+        "identity": f"{checkup.hosts[checkup.rank]} {of(device).identity}", "cores": usable_cores(),
         "versions": [__version__, torch.__version__, platform.python_version()],
         "meeting": resolved(environment.address),
     }  # fmt: skip
@@ -147,14 +145,14 @@ def _numbers(ranks: list[int]) -> str:
 
 
 def _shares_a_device(about: list[dict[str, Any]]) -> bool:
-    identities = [each["identity"] for each in about if each["kind"] in BACKENDS]
+    identities = [each["identity"] for each in about if KINDS[each["kind"]].backend]
     return len(set(identities)) < len(identities)
 
 
 def _backend(about: list[dict[str, Any]]) -> str | None:
     """What carries tensors between the devices of all ranks, besides Gloo."""
     kinds = {each["kind"] for each in about}
-    return BACKENDS.get(kinds.pop()) if len(kinds) == 1 and not _shares_a_device(about) else None
+    return KINDS[kinds.pop()].backend if len(kinds) == 1 and not _shares_a_device(about) else None
 
 
 def _shared_folders(checkup: HealthCheck) -> Iterator[Finding]:

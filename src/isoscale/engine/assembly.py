@@ -8,7 +8,6 @@ from typing import Any
 from isoscale.data.batches import Batch
 from isoscale.data.rng import StepRandom
 from isoscale.engine.boundaries import Planner
-from isoscale.engine.device import Accelerator
 from isoscale.engine.lightning import module as lightning
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.optim.ema import EMA
@@ -22,6 +21,7 @@ from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.programs import Program
 from isoscale.engine.step.step import Forward, Step
 from isoscale.parallel.reduction import Reducer
+from isoscale.system.devices import Accelerator
 
 
 @dataclass

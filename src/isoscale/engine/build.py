@@ -14,11 +14,9 @@ from isoscale.data.mixture import MixturePlan
 from isoscale.data.rng import StepRandom
 from isoscale.data.shards import check_world
 from isoscale.engine import checks
-from isoscale.engine import device as accelerators
 from isoscale.engine.assembly import Assembly, Built
 from isoscale.engine.boundaries import Planner
 from isoscale.engine.config import Cadence, LossWeight, Optimizer, Schedule
-from isoscale.engine.device import Accelerator
 from isoscale.engine.lightning import module as lightning
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.metrics.accumulators import Recorder
@@ -26,7 +24,7 @@ from isoscale.engine.metrics.torchmetrics import MetricStates
 from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.late_compiler import put_off_compiler
 from isoscale.engine.optim.optimizers import OptimizerState, make_optimizers, path_for
-from isoscale.engine.optim.schedules import LearningRate
+from isoscale.engine.optim.schedules import make_rate
 from isoscale.engine.precision import Precision
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.splits import Split, SplitMaker, read_dataset
@@ -44,6 +42,8 @@ from isoscale.parallel.batch_norm import batch_norms, synchronise
 from isoscale.parallel.collectives import ALONE, Ranks
 from isoscale.parallel.config import Parallel
 from isoscale.parallel.reduction import OVERLAP_FROM, Reducer, check_shards, make_reducer, tree_shards
+from isoscale.system import devices as accelerators
+from isoscale.system.devices import Accelerator
 
 Say = Callable[[str], None]
 
@@ -178,7 +178,9 @@ def assemble(
     random = StepRandom(settings.seed)
     random.steps_per_epoch = train.plan.steps_per_epoch
     registry = Registry()
-    rate = LearningRate.make(settings.schedule, settings.optimizer.lr, _asked_batch(train, settings), num_steps)
+    rate = make_rate(
+        settings.schedule, settings.optimizer.lr, _asked_batch(train, settings), num_steps, settings.own_schedule
+    )
     context = StepContext("train", task, Recorder(found.device))
     context.enter()
     lightning.attach(task, view, train.loaded)
@@ -200,8 +202,11 @@ def assemble(
     metrics = MetricStates(task, context.metrics, reducer.ranks)
     keeps_gradients = not getattr(task, "automatic_optimization", True) or overrides(task, "on_before_zero_grad")
     extra = ExtraState(task, [*optimizers, *view.schedulers], reducer.ranks, keeps_gradients, say)
+    states = OptimizerState(optimizers, task, own_class=configured is None and settings.own_optimizer is not None)
+    if states.unsaved():
+        say(f"checkpoints do not hold {', '.join(states.unsaved())}: after a restart it is as its constructor makes it")
     for name, part in (("model", ModuleState(task)), ("extra", extra), ("configured", configured),
-                       ("optimizer", OptimizerState(optimizers, task)), ("recorder", context.recorder),
+                       ("optimizer", states), ("recorder", context.recorder),
                        ("metrics", metrics), ("schedule", rate), ("average", average)):  # fmt: skip
         if part is not None:
             registry.register(name, part)
@@ -247,4 +252,4 @@ def _configured(task: Any, view: lightning.TrainerView) -> lightning.Configured 
 
 def _optimizers(task: nn.Module, settings: Settings, decided: Decisions) -> list[Any]:
     decided.optimizer = path_for(decided.optimizer, task.parameters())
-    return make_optimizers(settings.optimizer, task.named_parameters(), decided.optimizer)
+    return make_optimizers(settings.optimizer, task.named_parameters(), decided.optimizer, settings.own_optimizer)

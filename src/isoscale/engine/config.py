@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from isoscale.config import Config, OpenConfig
 
@@ -87,6 +87,18 @@ class Optimizer(OpenConfig):
     """Parameters with settings of their own: [{match: ["*.bias"], weight_decay: 0}] keeps biases from decaying."""
 
 
+class OptimizerClass(OpenConfig):
+    """An optimizer by class path: torch's, a library's or your own. Further keys are its arguments."""
+
+    class_: Annotated[str, Field(alias="class")]
+    """A subclass of torch.optim.Optimizer that takes `lr`: `torch.optim.RAdam`, `my_file.MyOptimizer`. In the place of
+    `name`."""
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """The learning rate that the schedule starts from, before `schedule.scale`."""
+    groups: list[Group] = []
+    """Parameters with settings of their own, as for optimizers by name."""
+
+
 class Schedule(Config):
     """How the learning rate moves: a pure function of the step (plateau: of the metric's history too)."""
 
@@ -135,6 +147,40 @@ class Schedule(Config):
         if self.name == "exponential" and self.gamma is not None and self.every is None:
             raise ValueError("exponential with gamma needs every, the number of steps between two drops")
         return self
+
+
+class ScheduleClass(OpenConfig):
+    """A schedule by class path: a function of the step, or a scheduler of torch. Further keys are its arguments."""
+
+    class_: Annotated[str, Field(alias="class")]
+    """A function `f(step, num_steps, **arguments)`, or a class whose objects are called with `(step, num_steps)`, that
+    gives the factor of `optimizer.lr`; or a class of torch.optim.lr_scheduler, which counts steps here. In the place of
+    `name`."""
+    warmup: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)] = 0
+    """Linear rise from zero before the schedule begins: a number of steps, or a fraction of all steps."""
+    scale: Literal["none", "sqrt", "linear"] = "none"
+    """Multiply the learning rate by the root, or by the ratio, of `data.batch_size` to `base_batch_size`."""
+    base_batch_size: Positive | None = None
+    """The global batch size for which `optimizer.lr` was chosen; needed by `scale`."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> "ScheduleClass":
+        if self.scale != "none" and self.base_batch_size is None:
+            raise ValueError(f"scale: {self.scale} needs base_batch_size, the batch for which the lr was chosen")
+        return self
+
+
+def _how_named(value: Any) -> str:
+    has_class = "class" in value if isinstance(value, dict) else isinstance(value, OptimizerClass | ScheduleClass)
+    return "by class" if has_class else "by name"
+
+
+AnyOptimizer = Annotated[
+    Annotated[Optimizer, Tag("by name")] | Annotated[OptimizerClass, Tag("by class")], Discriminator(_how_named)
+]
+AnySchedule = Annotated[
+    Annotated[Schedule, Tag("by name")] | Annotated[ScheduleClass, Tag("by class")], Discriminator(_how_named)
+]
 
 
 class EarlyStopping(Config):

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import torch
 
-from isoscale.engine.device import Accelerator
 from isoscale.errors import UserError
+from isoscale.system.devices import Accelerator, deterministic_kernels
 
 
 @dataclass(frozen=True)
@@ -44,28 +44,24 @@ class Precision:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Set the process-wide switches of this precision, and set them back afterwards."""
-        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.get_default_dtype()
-        deterministic = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+        before = torch.get_float32_matmul_precision(), torch.get_default_dtype()
         torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = self.name == "tf32"
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         torch.set_default_dtype(self.dtype)
         try:
-            yield
+            with deterministic_kernels(allow_tf32=self.name == "tf32"):
+                yield
         finally:
             torch.set_float32_matmul_precision(before[0])
-            torch.backends.cudnn.allow_tf32 = before[1]
-            torch.set_default_dtype(before[2])
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic
+            torch.set_default_dtype(before[1])
 
 
 def resolve(name: str, accelerator: Accelerator) -> Precision:
     """Decide `auto` (tf32 on CUDA, else 32) and refuse what the device cannot do."""
     kind = accelerator.kind
     if name == "auto":
-        name = "tf32" if kind == "cuda" else "32"
-    if name == "tf32" and kind != "cuda":
+        name = "tf32" if accelerator.has_tf32 else "32"
+    if name == "tf32" and not accelerator.has_tf32:
         raise UserError(f"train.precision tf32 needs a CUDA device, and this is {kind}; use 32 or auto")
-    if name == "64" and kind == "mps":
+    if name == "64" and not accelerator.has_float64:
         raise UserError("MPS devices have no float64; use train.precision=32 or train.device=cpu")
     return Precision(name, kind)

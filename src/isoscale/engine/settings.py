@@ -1,20 +1,22 @@
 """What a trainer is told: the recipe's sections, and what was decided once at the first start."""
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from isoscale.data.config import Data
 from isoscale.data.feeds.residency import Residency
-from isoscale.engine import device as accelerator
 from isoscale.engine import precision
-from isoscale.engine.config import MOST_THREADS, Checkpoint, Optimizer, Schedule, Train
-from isoscale.engine.optim.optimizers import OptimizerPath, choose_path
+from isoscale.engine.config import MOST_THREADS, AnyOptimizer, AnySchedule, Checkpoint, Optimizer, Schedule, Train
+from isoscale.engine.optim.optimizers import OptimizerPath, choose_path, optimizer_class
 from isoscale.errors import UserError
 from isoscale.observe.config import Observe
 from isoscale.parallel.config import Parallel
+from isoscale.system import devices as accelerator
 
 
 @dataclass
@@ -22,13 +24,25 @@ class Settings:
     """The sections that the engine reads."""
 
     seed: int = 0
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: Schedule = field(default_factory=Schedule)
+    optimizer: AnyOptimizer = field(default_factory=Optimizer)
+    schedule: AnySchedule = field(default_factory=Schedule)
     train: Train = field(default_factory=Train)
     data: Data = field(default_factory=Data)
     parallel: Parallel = field(default_factory=Parallel)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     observe: Observe = field(default_factory=Observe)
+    own_optimizer: partial[torch.optim.Optimizer] | None = None
+    """The class that `optimizer` names by its path, with its arguments."""
+    own_schedule: partial[Any] | None = None
+    """What `schedule` names by its path, with its arguments."""
+
+    @property
+    def optimizer_class(self) -> Callable[..., torch.optim.Optimizer]:
+        """The class of the optimizer, however it is named."""
+        if self.own_optimizer is not None:
+            return self.own_optimizer.func
+        assert isinstance(self.optimizer, Optimizer)
+        return optimizer_class(self.optimizer.name)
 
 
 @dataclass
@@ -61,7 +75,7 @@ class Decisions:
             device=found.kind,
             threads=threads_asked(settings) or cores or _own_cores(),
             precision=precision.resolve(settings.train.precision, found).name,
-            optimizer=choose_path(settings.optimizer.name, found),
+            optimizer=choose_path(settings.optimizer_class, found),
             program=settings.train.program,
             residency=settings.data.residency,
             reduce=settings.parallel.reduce,

@@ -28,12 +28,12 @@ from isoscale.data.samples import InProcess, is_dataset
 from isoscale.data.sources import Source, Sources, Subset, as_source, has_splits
 from isoscale.data.window_order import WindowOrder
 from isoscale.engine.config import Limit
-from isoscale.engine.device import Accelerator, host_memory
 from isoscale.engine.lightning.loaders import Loaded, LoadedData, SamplerOrder, is_data_module, known_order
 from isoscale.engine.settings import Settings
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import ALONE, Ranks
-from isoscale.system.machine import usable_cores
+from isoscale.system.devices import Accelerator
+from isoscale.system.machine import total_memory, usable_cores
 from isoscale.system.printing import echo
 
 
@@ -204,7 +204,7 @@ class SplitMaker:
     def _residency(self, source: Source, decided: Residency) -> Place:
         wanted = self._settings.data.residency
         wanted = decided if wanted == "auto" else wanted
-        return choose(source, wanted, self._accelerator.total_memory, host_memory())
+        return choose(source, wanted, self._accelerator.total_memory, total_memory())
 
     def _wanted(self, split: str) -> Wanted | None:
         section: Data = self._settings.data

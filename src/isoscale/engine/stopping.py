@@ -20,7 +20,7 @@ from isoscale.engine.step.step import Step
 from isoscale.errors import RunGone
 from isoscale.parallel.collectives import Ranks
 from isoscale.parallel.environments.batch import batch_end
-from isoscale.system import signals
+from isoscale.system import devices, signals
 from isoscale.system.printing import shout
 
 _LOOK_EVERY = 1.0
@@ -145,7 +145,7 @@ class Agreement:
         self._request = request
         self._step = step
         self._cast = (0.0, 0.0)
-        self._outcomes: deque[tuple[Tensor, Any]] = deque()
+        self._outcomes: deque[devices.Arrival] = deque()
         self._saves = 0
         self._evaluated = 0
         self.stopped = False
@@ -170,18 +170,13 @@ class Agreement:
 
     def _counted(self, votes: Tensor) -> list[float]:
         """The votes of the last step; from a CUDA device, those of the launch before, which have arrived already."""
-        if votes.device.type != "cuda":
+        device = devices.of(votes.device)
+        if not device.copies_beside:
             return votes.tolist()
-        copy = torch.empty(votes.shape, dtype=votes.dtype, pin_memory=True)
-        copy.copy_(votes, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._outcomes.append((copy, event))
+        self._outcomes.append(device.fetched(votes))
         if len(self._outcomes) < 3:
-            return [0.0] * len(copy)
-        earlier, arrived = self._outcomes.popleft()
-        arrived.synchronize()
-        return earlier.tolist()
+            return [0.0] * len(votes)
+        return self._outcomes.popleft().wait().tolist()
 
     def _act(self, stops: float, saves: float) -> bool:
         """Saves are counted up, so that one that was acted on is not acted on again when its vote is seen again."""

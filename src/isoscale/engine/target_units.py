@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from isoscale.system.devices import widest_float
 
 
 class TargetUnits:
@@ -35,7 +36,7 @@ class TargetUnits:
         """The same with more digits, where there is something to undo: a small error of a large number has few left."""
         if not self._undone or not values.is_floating_point():
             return self.stored(values)
-        return self.stored(values.to(torch.float32 if values.device.type == "mps" else torch.float64))
+        return self.stored(values.to(widest_float(values.device)))
 
     def learned(self, values: Tensor) -> Tensor:
         """Stored values in the units that the network learns."""

@@ -16,6 +16,7 @@ from isoscale.engine.metrics.losses import (
     class_numbers,
     find_loss,
     find_metric,
+    name_of,
     takes_classes,
 )
 from isoscale.engine.metrics.torchmetrics import is_metric, update
@@ -226,6 +227,8 @@ class Supervised(Task):
         """Losses and metrics by name or as callables; `input` and `target` name the tensors of a dict batch."""
         super().__init__()
         self.model = model
+        if isinstance(loss, nn.Module):
+            self.criterion = loss  # so that what it learns and keeps is trained, moved and saved
         self._loss = find_loss(loss)
         self._takes_classes = takes_classes(loss)
         self._ignored = int(getattr(loss, "ignore_index", IGNORED))
@@ -358,7 +361,7 @@ def _num_scores(model: nn.Module) -> int | None:
 
 
 def _name(metric: str | Callable[..., Any]) -> str:
-    return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__).lower()
+    return name_of(metric).lower()
 
 
 def _copies(metrics: dict[str, Any]) -> nn.ModuleDict:

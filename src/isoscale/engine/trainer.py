@@ -383,11 +383,7 @@ class Trainer:
 
     def _stream(self) -> Any:
         """One stream of its own for all work on a CUDA device: what warms up there can be captured there."""
-        if self.parts.accelerator.kind != "cuda":
-            return nullcontext()
-        stream = torch.cuda.Stream(self.parts.accelerator.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(stream)
+        return self.parts.accelerator.apart()
 
     def release(self) -> None:
         """Stop reading ahead, and leave the task as it was."""

@@ -12,6 +12,7 @@ import torch
 
 from isoscale._version import __version__
 from isoscale.parallel import pinning
+from isoscale.system import devices
 from isoscale.system.process import birth
 
 PACKAGE = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ class Facts:
 
 def of_this_rank(rank: int, host: str, device_kind: str) -> Facts:
     """The facts about this process, whose device is chosen already."""
-    about = _of_device(device_kind) if device_kind in ("cuda", "xpu") else {"device": device_kind}
+    about = _of_device(device_kind)
     visible = ", ".join(f"{name}={os.environ[name]}" for name in VISIBLE if name in os.environ)
     return Facts(
         rank, host, os.getpid(), visible=visible, cores=pinning.own_cores(), versions=versions(),
@@ -55,14 +56,16 @@ def of_this_rank(rank: int, host: str, device_kind: str) -> Facts:
     )  # fmt: skip
 
 
-def _of_device(kind: str) -> dict[str, str | int | None]:
-    module = getattr(torch, kind)
-    found = module.get_device_properties()
-    node = None
+def _of_device(kind: str) -> dict[str, Any]:
+    if not issubclass(devices.KINDS[kind], devices.Numbered):
+        return {"device": kind}
+    mine = devices.find(kind)
+    assert isinstance(mine, devices.Numbered)
+    found, node = mine.properties, None
     if hasattr(found, "pci_bus_id"):
         domain = getattr(found, "pci_domain_id", 0)
         node = pinning.node_of_device(f"{domain:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0")
-    return {"device": f"{kind}:{module.current_device()}", "device_name": str(found.name), "node": node}
+    return {"device": str(mine.device), "device_name": str(found.name), "node": node}
 
 
 def versions() -> dict[str, str]:

@@ -29,6 +29,7 @@ from isoscale.parallel.health.server import HealthServer
 from isoscale.parallel.health.signed_store import SignedStore, Store, prefixed
 from isoscale.parallel.health.sockets import open_sockets, shut, shut_doors
 from isoscale.parallel.rank_info import Facts, of_this_rank
+from isoscale.system import devices
 from isoscale.system.printing import finish
 
 NO_LIMIT = timedelta(days=30)
@@ -41,7 +42,6 @@ SEEING_OFF = 5.0
 """Seconds that rank 0 stays at the end for the others to hear that it is the end."""
 LAZY = "TORCH_GLOO_LAZY_INIT"
 """The variable by which Gloo connects ranks when they first speak to each other."""
-BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 
 
 @dataclass
@@ -176,31 +176,29 @@ def _choose_backend(
     board: SignedStore, environment: Environment, device_kind: str, local_rank: int, hosts: tuple[str, ...]
 ) -> str:
     """Take this rank's device; what carries tensors between devices, which a device shared by ranks cannot."""
-    if device_kind not in BACKENDS:
+    backend = devices.KINDS[device_kind].backend
+    if backend is None:
         return "gloo"
-    module = getattr(torch, device_kind)
-    module.set_device(local_rank % module.device_count())
-    name = str(getattr(module.get_device_properties(), "uuid", module.current_device()))
+    name = devices.take(device_kind, local_rank).identity
     board.set(f"device/{environment.rank}", f"{hosts[environment.rank]} {name}")
     names = board.get_all([f"device/{rank}" for rank in range(environment.world)])
-    return BACKENDS[device_kind] if len(set(names)) == len(names) else "gloo"
+    return backend if len(set(names)) == len(names) else "gloo"
 
 
 def _open_group(store: Store, ranks: Ranks, arrivals: list[Arrival], mine: Facts) -> None:
-    device = torch.device(mine.device)
-    if device.type in BACKENDS:
-        getattr(torch, device.type).set_device(device)  # of this thread
+    device = devices.of(torch.device(mine.device))
+    device.make_current()  # of this thread
     found = interface(arrivals, ranks.rank)
     if found is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
     # A failure of NCCL would end the process with SIGABRT before anybody could say which rank was the reason.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    backend = "cpu:gloo" if device.type not in BACKENDS else f"cpu:gloo,{device.type}:{ranks.backend}"
+    backend = "cpu:gloo" if device.backend is None else f"cpu:gloo,{device.kind}:{ranks.backend}"
     dist.init_process_group(
         backend, store=prefixed("group", store), rank=ranks.rank, world_size=ranks.world_size,
         timeout=NO_LIMIT,
     )  # fmt: skip
-    first_sum(ranks, device)
+    first_sum(ranks, device.device)
 
 
 @contextmanager

@@ -3,12 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
+from isoscale.config import OpenConfig
 from isoscale.data.config import Data
-from isoscale.engine.config import Optimizer
-from isoscale.recipe.components import Look, check, check_call, check_nested, resolve
+from isoscale.engine.config import Optimizer, OptimizerClass, ScheduleClass
+from isoscale.recipe.components import (
+    FUNCTIONS,
+    Look,
+    UnknownComponent,
+    check,
+    check_call,
+    check_handed,
+    check_nested,
+    hands_over,
+    resolve,
+)
 from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.loggers import logger_problems
-from isoscale.recipe.optimizers import optimizer_problems
+from isoscale.recipe.optimizers import class_problems, optimizer_problems
 from isoscale.recipe.problems import Problem, RecipeError, with_origin
 from isoscale.recipe.schema import Task
 from isoscale.recipe.trust import read
@@ -25,13 +36,14 @@ def check_recipe(loaded: LoadedRecipe) -> None:
 def component_problems(
     values: dict[str, Any], schema_problems: Sequence[Problem] = (), imported: bool = True
 ) -> list[Problem]:
-    """The problems of task, data, optimizer and loggers, from values that need not have passed the schema.
+    """The problems of task, data, optimizer, schedule and loggers, from values that need not have passed the schema.
 
     Classes of others are looked up in their source where they must not be imported.
     A section that is written under a misspelt name is left alone: its default would be checked in its place.
     """
     misspelt = {problem.suggestion for problem in schema_problems if len(problem.path) == 1}
-    checks = {"task": _check_task, "data": _check_data, "optimizer": _check_optimizer, "observe": _check_observe}
+    checks = {"task": _check_task, "data": _check_data, "optimizer": _check_optimizer, "schedule": _check_schedule,
+              "observe": _check_observe}  # fmt: skip
     problems: list[Problem] = []
     look = resolve if imported else read
     for name, check_section in checks.items():
@@ -57,8 +69,21 @@ def _check_data(section: dict[str, Any], look: Look) -> list[Problem]:
 
 
 def _check_optimizer(section: dict[str, Any], look: Look) -> list[Problem]:
+    if "class" in section:
+        return _check_schedule(section, look, "optimizer", OptimizerClass)
     name = section.get("name", Optimizer().name)
     return optimizer_problems(name, _arguments("optimizer", section)) if isinstance(name, str) else []
+
+
+def _check_schedule(
+    section: dict[str, Any], look: Look, name: str = "schedule", model: type[OpenConfig] = ScheduleClass
+) -> list[Problem]:
+    """A schedule, or an optimizer, by class path; names of schedules are the schema's."""
+    if not isinstance(section.get("class"), str):
+        return []
+    fields = {field.alias or key for key, field in model.model_fields.items()}
+    arguments = {key: value for key, value in section.items() if key not in fields}
+    return class_problems(name, section["class"], arguments, look)
 
 
 def _check_observe(section: dict[str, Any], look: Look) -> list[Problem]:
@@ -79,5 +104,14 @@ def _check_class(
         return []  # the schema has said so
     problems = check_call(class_name, (name, "class"), arguments, (name,), frozenset(), section_keys((name,)), look)
     misspelt = [problem for problem in problems if problem.suggestion == "class"]
-    nested = {key: value for key, value in arguments.items() if key != "model"}
-    return misspelt or problems + check_nested(nested, (name,), look)
+    handed = [key for key in FUNCTIONS if key in arguments] if name == "task" and _hands_over(class_name, look) else []
+    nested = {key: value for key, value in arguments.items() if key not in ("model", *handed)}
+    problems += check_nested(nested, (name,), look)
+    return misspelt or problems + [each for key in handed for each in check_handed(arguments[key], (name, key), look)]
+
+
+def _hands_over(class_name: str, look: Look) -> bool:
+    try:
+        return hands_over(look(class_name))
+    except UnknownComponent:
+        return False  # which has been said

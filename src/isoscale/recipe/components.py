@@ -1,10 +1,12 @@
 """Components: the classes that a recipe names, found by short name or class path and built with their arguments."""
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,10 @@ from isoscale.recipe.schema import Task
 
 OWN = ("isoscale", "torch", "torchvision")
 """Packages whose errors are about the values of a recipe; those of one's own code are shown with their lines."""
+FUNCTIONS = ("loss", "metrics")
+"""Arguments of supervised tasks that functions may be given for: these are handed over, and not called."""
+LAMBDA = "lr_lambda"
+"""Such an argument of schedulers of torch."""
 Spec = str | Mapping[str, Any]
 """A component in a recipe: a name, or a mapping with `class` and the arguments beside it."""
 
@@ -133,8 +139,11 @@ def data_spec(data: Data) -> dict[str, Any]:
 def instantiate(spec: Spec, **provided: Any) -> Any:
     """Build a component: first the components among its arguments, then itself, with `provided` as well."""
     mapping = as_mapping(spec)
-    arguments = {key: _build(value) for key, value in mapping.items() if key != "class"}
     target = resolve(mapping["class"])
+    handed = FUNCTIONS if hands_over(target) else ()
+    arguments = {
+        key: _handed(value) if key in handed else _build(value) for key, value in mapping.items() if key != "class"
+    }
     try:
         return target(**arguments, **provided)
     except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
@@ -147,6 +156,56 @@ def instantiate(spec: Spec, **provided: Any) -> Any:
     except Exception as error:
         error.add_note(f"while building {mapping['class']} from the recipe")
         raise
+
+
+def prepared(spec: Spec) -> "partial[Any]":
+    """A component that is made later, or a function that is to be called: what it names, with its arguments built.
+
+    `lr_lambda` of a scheduler of torch may be a function, as a loss may be.
+    """
+    mapping = as_mapping(spec)
+    arguments = {
+        key: _handed(value) if key == LAMBDA else _build(value) for key, value in mapping.items() if key != "class"
+    }
+    return partial(resolve(mapping["class"]), **arguments)
+
+
+def handed_over(spec: Any) -> Any:
+    """A loss or metric for a task: an object of a class, or a function as it is, its further arguments filled in.
+
+    A function that needs nothing more than the recipe gives it makes the loss, and is called.
+    """
+    if not is_path(spec):
+        return _build(spec)
+    mapping = as_mapping(spec)
+    made = prepared(mapping)
+    return instantiate(mapping) if _is_maker(made.func, made.keywords) else made if made.keywords else made.func
+
+
+def hands_over(target: Any) -> bool:
+    """Whether a task takes losses and metrics as functions of prediction and target."""
+    from isoscale.engine.task import Supervised
+
+    return isinstance(target, type) and issubclass(target, Supervised)
+
+
+def _handed(value: Any) -> Any:
+    return [handed_over(each) for each in value] if isinstance(value, list) else handed_over(value)
+
+
+def is_path(spec: Any) -> bool:
+    """Whether a loss or metric is named by a path, and not by one of the names that tasks know."""
+    return "class" in spec if isinstance(spec, Mapping) else isinstance(spec, str) and ("." in spec or ":" in spec)
+
+
+def _is_maker(target: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(target).bind(**arguments)
+    except TypeError:
+        return isinstance(target, type)
+    except ValueError:  # written in C
+        return False
+    return True
 
 
 def _build(value: Any) -> Any:
@@ -188,6 +247,30 @@ def check_call(
     except UnknownComponent as error:
         return [Problem(place, error.message, None, error.suggestion)]
     return [] if target is None else check_arguments(target, arguments, path, provided, neighbours)
+
+
+def check_handed(value: Any, path: KeyPath, look: Look = resolve, num_later: int = 2) -> list[Problem]:
+    """Check functions that are handed over, such as losses, which get their first `num_later` arguments later."""
+    specs = [((*path, place), spec) for place, spec in enumerate(value)] if isinstance(value, list) else [(path, value)]
+    problems = []
+    for here, spec in specs:
+        if isinstance(spec, int | float):
+            message = "expected a name, a class path, or a mapping with class and its arguments"
+            problems.append(Problem(here, f"{message}, found {found(spec)}"))
+        if not is_path(spec):
+            problems += check_nested(spec, here, look)
+            continue
+        mapping = as_mapping(spec)
+        try:
+            target = look(mapping["class"]) if isinstance(mapping["class"], str) else None
+        except UnknownComponent:
+            target = None
+        arguments = {key: each for key, each in mapping.items() if key != "class"}
+        # an outline of a function's source tells its arguments, but not whether it is a class
+        is_function = target is not None and not isinstance(target, type) and not _is_maker(target, arguments)
+        called = list(inspect.signature(target).parameters)[:num_later] if is_function and target is not None else []
+        problems += check(spec, here, frozenset(called), look)
+    return problems
 
 
 def check_nested(value: Any, path: KeyPath, look: Look = resolve) -> list[Problem]:

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from isoscale.config import Config, OpenConfig
 from isoscale.data.config import Data
-from isoscale.engine.config import Checkpoint, Optimizer, Schedule, Train
+from isoscale.engine.config import AnyOptimizer, AnySchedule, Checkpoint, Optimizer, Schedule, Train
 from isoscale.observe.config import Observe
 from isoscale.parallel.config import Parallel
 from isoscale.recipe.launch import Count, Launch
@@ -73,8 +73,8 @@ class Recipe(Config):
     """The seed of everything random: initial weights, order of samples, augmentation, dropout."""
     task: Task = Task()
     data: Data = Data()
-    optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Schedule()
+    optimizer: AnyOptimizer = Optimizer()
+    schedule: AnySchedule = Schedule()
     train: Train = Train()
     parallel: Parallel = Parallel()
     checkpoint: Checkpoint = Checkpoint()

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib.resources import files as package_files
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
-from isoscale.recipe.components import UnknownComponent, as_written, parted_name, resolve
+from isoscale.recipe.components import FUNCTIONS, UnknownComponent, as_written, is_path, parted_name, resolve
 from isoscale.recipe.finding import find_module
 from isoscale.recipe.formats.tree import children
 from isoscale.recipe.names import class_path, full_name, no_module, parted, short_names
@@ -24,6 +25,8 @@ RECORDS = ("run.json", "sweep.json", "scale.json")
 """Beside these, a recipe is what a program has written, and need not be of this user."""
 OURS = "isoscale"
 LAYERS = "torch.nn.modules"
+FUNCTIONAL = "torch.nn.functional"
+OPTIMIZERS = "torch.optim"
 METRICS = tuple(f"torchmetrics.{part}" for part in ("aggregation", "classification", "regression"))
 NETWORKS = "torchvision.models"
 INSTALLED = ("site-packages", "dist-packages")
@@ -137,10 +140,18 @@ def _specs(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
     sections = {name: values.get(name) for name in ("task", "data", "observe")}
     found = {name: section for name, section in sections.items() if isinstance(section, Mapping)}
     yield ("task", "model"), found.get("task", {}).get("model")
+    for key in FUNCTIONS:
+        value = found.get("task", {}).get(key)
+        for place, spec in [(("task", key), value)] if isinstance(value, str) else _numbered(value, ("task", key)):
+            if is_path(spec):
+                yield place, spec
     for section, key in (("data", "transforms"), ("observe", "loggers")):
-        listed = found.get(section, {}).get(key)
-        for position, spec in enumerate(listed if isinstance(listed, list) else []):
-            yield (section, key, position), spec
+        yield from _numbered(found.get(section, {}).get(key), (section, key))
+
+
+def _numbered(listed: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    for position, spec in enumerate(listed if isinstance(listed, list) else []):
+        yield (*path, position), spec
 
 
 def _classes(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
@@ -241,12 +252,18 @@ def _is_known(name: str) -> bool:
 def _is_component(target: Callable[..., Any]) -> bool:
     """Whether something is made to stand in recipes, and does nothing but compute when it is built."""
     from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
     from isoscale.data.sources import Sources
 
     home = f"{getattr(target, '__module__', '')}."
+    if isinstance(target, FunctionType) and home == f"{FUNCTIONAL}.":
+        return True
     if not isinstance(target, type):
         return home.startswith(f"{NETWORKS}.") and _is_network(target)
+    if issubclass(target, Optimizer | LRScheduler):
+        return home.startswith(f"{OPTIMIZERS}.")
     if home.startswith(f"{OURS}."):
         return issubclass(target, nn.Module | Sources)
     return issubclass(target, nn.Module) and home.startswith((f"{LAYERS}.", *(f"{part}." for part in METRICS)))
@@ -261,4 +278,4 @@ def _is_network(target: Callable[..., Any]) -> bool:
         return False
 
 
-_KNOWN = (OURS, "torch.nn", *METRICS, "torchmetrics", NETWORKS)
+_KNOWN = (OURS, "torch.nn", OPTIMIZERS, *METRICS, "torchmetrics", NETWORKS)

@@ -23,6 +23,7 @@ from isoscale.observe.metric_log import MetricLog
 from isoscale.recipe.seal import adopted, with_seal
 from isoscale.runs.git import code
 from isoscale.runs.record import rebuilt
+from isoscale.system import devices
 from isoscale.system.files import sync_folder, write_aside
 
 ROOT = Path("runs")
@@ -193,8 +194,8 @@ def provenance(command: list[str]) -> dict[str, Any]:
 
 def hardware() -> dict[str, str]:
     """What decides about the last bits of a result besides versions: the processor and the device."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return {"processor": _processor(), "instructions": torch.backends.cpu.get_cpu_capability(), "device": device}
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {"processor": _processor(), "instructions": instructions, "device": devices.find().name}
 
 
 def _processor() -> str:

@@ -11,7 +11,6 @@ import torch
 from isoscale.data.batches import Batch
 from isoscale.data.feeds.feed import Feed, Part, Slot
 from isoscale.data.sources import Sources
-from isoscale.engine import device as accelerators
 from isoscale.engine.build import place
 from isoscale.engine.config import LossWeight
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Store, evaluates_dataset, writes_predictions
@@ -37,6 +36,7 @@ from isoscale.recipe.schema import Recipe
 from isoscale.runs.given_data import Stored, check_rows, explained, fitting, for_other_data, in_split, sample_of
 from isoscale.runs.run import Run
 from isoscale.science.registry import applied_to
+from isoscale.system import devices as accelerators
 from isoscale.system.moved import renamed_argument
 from isoscale.system.printing import echo
 

@@ -7,7 +7,6 @@ from typing import Any
 from torch import nn
 
 from isoscale.data.batches import Batch
-from isoscale.engine import device as accelerators
 from isoscale.engine.build import place
 from isoscale.engine.checks import check_task
 from isoscale.engine.diagnose.layers import look_at
@@ -27,6 +26,7 @@ from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import Recipe
 from isoscale.recipe.trust import Trust
 from isoscale.runs.run import Run
+from isoscale.system import devices as accelerators
 
 _CPU = accelerators.find("cpu")
 

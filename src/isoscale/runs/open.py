@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 from torch import nn
 
 from isoscale.data.hashing import derive_key
-from isoscale.engine import device as accelerators
 from isoscale.engine.build import build
+from isoscale.engine.config import AnyOptimizer, AnySchedule, OptimizerClass, ScheduleClass
 from isoscale.engine.settings import Decisions, Settings, threads_asked
 from isoscale.engine.state.checkpoint import State
 from isoscale.engine.trainer import Trainer
@@ -22,7 +23,7 @@ from isoscale.parallel.environments import find as environment
 from isoscale.parallel.environments.batch import batch_job
 from isoscale.parallel.health import preflight
 from isoscale.recipe.compare import describe, differences, harmful
-from isoscale.recipe.components import data_spec, instantiate, task_spec
+from isoscale.recipe.components import data_spec, instantiate, prepared, task_spec
 from isoscale.recipe.importing.reading import split
 from isoscale.recipe.load import load_recipe, load_resolved, to_train
 from isoscale.recipe.loaded import LoadedRecipe
@@ -31,6 +32,7 @@ from isoscale.recipe.trust import Trust
 from isoscale.runs import attempts
 from isoscale.runs.directory import REBUILT, RunDirectory
 from isoscale.runs.init_from import start_from
+from isoscale.system import devices as accelerators
 
 
 @dataclass
@@ -68,7 +70,7 @@ class OpenedRun:
         recipe = self.recipe
         return Settings(
             recipe.seed, recipe.optimizer, recipe.schedule, recipe.train, recipe.data, recipe.parallel,
-            recipe.checkpoint, recipe.observe,
+            recipe.checkpoint, recipe.observe, _prepared(recipe.optimizer), _prepared(recipe.schedule),
         )  # fmt: skip
 
     def components(self) -> tuple[nn.Module, Any, Sequence[Any]]:
@@ -104,6 +106,13 @@ class OpenedRun:
         init = self.recipe.task.init_from
         if init is not None:
             start_from(InitFrom(run=init) if isinstance(init, str) else init, task, say)
+
+
+def _prepared(section: AnyOptimizer | AnySchedule) -> "partial[Any] | None":
+    """What a section names by its class path; None where it goes by a name."""
+    if not isinstance(section, OptimizerClass | ScheduleClass):
+        return None
+    return prepared({"class": section.class_, **section.arguments})
 
 
 SOURCE_TYPES = str | Path | dict[str, Any] | None

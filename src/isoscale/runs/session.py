@@ -42,6 +42,7 @@ from isoscale.runs.outputs import Outputs
 from isoscale.runs.rescue import rescue
 from isoscale.runs.summary import continue_command, end_rows, next_commands, start_rows, system_lines
 from isoscale.system import early_stop
+from isoscale.system.devices import KINDS
 from isoscale.system.printing import occupy
 
 MOST_ROLLBACKS = 20
@@ -115,7 +116,7 @@ class Session:
             torch.set_num_threads(threads)
             torch.set_rng_state(generator)  # or else every network made after a training would start equal
             outputs.close()
-            if decided.device == "cuda":
+            if KINDS[decided.device].can_capture:
                 gc.collect()  # a captured graph that is freed later, in a process forked from this one, would abort it
 
     def _remembered(self) -> tuple[dict[str, Any], Decisions]:

@@ -5,8 +5,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from isoscale.data.mixture import Mixture, MixturePlan, system_probabilities
 from isoscale.data.quality import describe_windows
 from isoscale.data.sources import Source
@@ -72,8 +70,7 @@ def _ranks(run: OpenedRun, trainer: Trainer) -> list[tuple[str, str]]:
 
 def _of_visible(run: OpenedRun, trainer: Trainer) -> str:
     """How many devices one process leaves idle, which is easily not meant."""
-    kind = trainer.parts.accelerator.kind
-    count = torch.accelerator.device_count() if run.ranks.alone and kind in ("cuda", "xpu") else 1
+    count = trainer.parts.accelerator.count() if run.ranks.alone else 1
     return f", 1 of {count} visible" if count > 1 else ""
 
 

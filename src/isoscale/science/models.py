@@ -107,7 +107,7 @@ class Linear(nn.Linear):
 
     def _is_plain(self, input: Tensor) -> bool:
         """Whether nobody changes the product on its way: autocast and compilers have their own."""
-        is_changed = torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling()
+        is_changed = torch.is_autocast_enabled(input.device.type) or torch.compiler.is_compiling()
         return input.dim() == 2 and self.bias is not None and not is_changed
 
 

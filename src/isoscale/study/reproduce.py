@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from isoscale._version import __version__
-from isoscale.engine import device as accelerators
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.trainer import Trainer
 from isoscale.errors import UserError
@@ -23,6 +22,7 @@ from isoscale.runs.fingerprint import compare, fingerprints, read_record
 from isoscale.runs.git import code
 from isoscale.runs.open import OpenedRun
 from isoscale.runs.run import Run
+from isoscale.system import devices as accelerators
 
 CLOCK = "time/"
 """What only measures time is nothing to reproduce."""

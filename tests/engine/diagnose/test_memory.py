@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import isoscale
-from isoscale.engine import device as accelerator
 from isoscale.engine.diagnose.memory import explained, size
 from isoscale.errors import UserError
+from isoscale.system import devices as accelerator
 
 
 class Greedy(isoscale.Supervised):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import isoscale
-from isoscale.engine import device as accelerator
 from isoscale.engine.config import Optimizer as Section
 from isoscale.engine.optim.optimizers import (
     FUSED,
@@ -21,6 +20,7 @@ from isoscale.engine.optim.optimizers import (
 )
 from isoscale.engine.state.checkpoint import Checkpoints, read
 from isoscale.errors import UserError
+from isoscale.system import devices as accelerator
 from tests.helpers import QUIET
 
 NAMES = sorted(
@@ -64,7 +64,7 @@ def train(model: nn.Module, optimizers: list[Any], start: int, stop: int) -> Non
 
 
 def ours(model: nn.Module, name: str, arguments: dict[str, Any]) -> list[Any]:
-    path = choose_path(name, accelerator.find("cpu"))
+    path = choose_path(optimizer_class(name), accelerator.find("cpu"))
     optimizers = make_optimizers(Section(name=name, lr=LR, **arguments), model.named_parameters(), path)
     if path.tensor_lr:
         for optimizer in optimizers:
@@ -210,7 +210,7 @@ class TestGroups:
         made = make_optimizers(
             Section(name=name, lr=LR, **section),
             network().named_parameters(),
-            choose_path(name, accelerator.find("cpu")),
+            choose_path(optimizer_class(name), accelerator.find("cpu")),
         )
         for optimizer in made:
             set_lr(optimizer, LR)

@@ -10,6 +10,7 @@ from isoscale.data.batches import Batch, Plan, copy_batch, map_tensors, tensors_
 from isoscale.data.feeds.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
 from isoscale.data.shards import Share
 from isoscale.data.sources import Source, TensorSource, hands_out_copies, nbytes
+from isoscale.system import devices
 
 LAUNCH_BYTES = 1 << 30
 LAUNCH_SHARE = 1 / 64
@@ -149,9 +150,8 @@ def _apply(transform: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def _launch_bytes(device: torch.device) -> float:
-    if device.type != "cuda":
-        return LAUNCH_BYTES
-    return min(LAUNCH_BYTES, LAUNCH_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    found = devices.of(device)
+    return min(LAUNCH_BYTES, LAUNCH_SHARE * found.total_memory) if found.can_capture else LAUNCH_BYTES
 
 
 class DeviceSlot:

@@ -12,6 +12,7 @@ from isoscale.data.feeds.feed import Indices, Part, Window, aligned_stride, as_p
 from isoscale.data.feeds.read_ahead import Inline, Reader
 from isoscale.data.samples import InProcess, Request, is_dataset
 from isoscale.data.sources import Source, is_vectorised, nbytes, own_copy
+from isoscale.system import devices
 
 WINDOW = 1 << 15
 WINDOW_ON_DEVICE = 1 << 20
@@ -75,7 +76,7 @@ class HostFeed:
         self._fetcher: Fetcher = InProcess(source) if is_dataset(source) else WholeParts(source, num_ahead)
         self._reader: Reader | Inline | None = None
         self._next = -1
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = devices.of(device).new_stream()
 
     def read_with(self, fetcher: Fetcher) -> None:
         """Leave the reading to another fetcher from now on."""
@@ -120,7 +121,7 @@ class HostFeed:
         """Copy to the device on a stream of its own, so that it overlaps with the running step."""
         if self._stream is None:
             return [[to_device_part(part, self._device) for part in shard] for shard in shards], None
-        with torch.cuda.stream(self._stream):
+        with devices.of(self._device).on(self._stream):
             pinned = [[map_part(part, lambda tensor: tensor.pin_memory()) for part in shard] for shard in shards]
             sent = [[to_device_part(part, self._device) for part in shard] for shard in pinned]
             return sent, self._stream.record_event()
@@ -186,7 +187,7 @@ class RowFeed:
         self._readers: list[Reader] = []
         self._next = 0
         self._chunk = Chunk(0, 0, None, torch.empty(0), None)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = devices.of(device).new_stream()
         on_cpu = self._stream is None
         # What a sample's place is costs a core as much as a short row: a GPU does that in passing.
         self._window = Window(order, torch.device("cpu") if on_cpu else device, WINDOW if on_cpu else WINDOW_ON_DEVICE)
@@ -261,7 +262,7 @@ class RowFeed:
         """Sample indices, on the host."""
         if self._stream is None:
             return self._window.read(place, count)
-        with torch.cuda.stream(self._stream):
+        with devices.of(self._device).on(self._stream):
             return self._window.read(place, count).cpu()
 
     def _end_of_chunk(self, step: int) -> int:
@@ -278,7 +279,7 @@ class RowFeed:
         if self._stream is None:
             batch = map_tensors(to_device(chunk.batch, self._device), _aligned)
             return chunk._replace(batch=batch, samples=chunk.samples.to(self._device))
-        with torch.cuda.stream(self._stream):
+        with devices.of(self._device).on(self._stream):
             batch = map_tensors(chunk.batch, self._pinned_copy)
             return Chunk(chunk.first, chunk.stop, batch, self._pinned_copy(chunk.samples), self._stream.record_event())
 
@@ -364,7 +365,9 @@ def wait_for(event: Any, batch: Batch, device: torch.device) -> None:
     """Let the running stream wait for tensors that another stream copies, and keep their memory until it is done."""
     if event is None:
         return
-    running = torch.cuda.current_stream(device)
+    found = devices.of(device)
+    assert isinstance(found, devices.Cuda)
+    running = found.running_stream()
     running.wait_event(event)
     for tensor in tensors_of(batch):
         tensor.record_stream(running)

@@ -36,6 +36,7 @@ from isoscale.data.feeds.shared_memory import Packed, pack, unpack
 from isoscale.data.samples import Request, SampleReader, Unwanted
 from isoscale.data.sources import Source
 from isoscale.errors import UserError
+from isoscale.system.devices import are_in_use
 from isoscale.system.signals import ALL as STOP_SIGNALS
 
 MOST_WORKERS = 8
@@ -71,7 +72,7 @@ def count_workers(asked: int | Literal["auto"], wish: int | None, num_cores: flo
 
 def start_method(device: torch.device) -> StartMethod:
     """Forked processes start in milliseconds with any dataset, but not where a device is in use: then spawned ones."""
-    can_fork = sys.platform == "linux" and device.type == "cpu" and not torch.cuda.is_initialized()
+    can_fork = sys.platform == "linux" and device.type == "cpu" and not are_in_use()
     return "fork" if can_fork else "spawn"
 
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import torch
 
-from isoscale.engine.device import Accelerator
 from isoscale.errors import UserError
+from isoscale.system.devices import Accelerator
 
 
 @contextmanager
@@ -18,13 +18,11 @@ def explained(accelerator: Accelerator, batch_size: int) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
-        in_use = (
-            torch.cuda.memory_allocated(accelerator.device) if accelerator.kind == "cuda" else accelerator.peak_memory
-        )
         raise UserError(
-            f"out of memory on {accelerator.description}: {_asked(error)} was asked for, {size(in_use)} of "
-            f"{size(accelerator.total_memory)} is in use by this run. Try train.accumulate=2 (or 4, 8; the same result "
-            f"from smaller micro-batches), data.residency=host, train.precision=bf16, or a batch smaller than "
+            f"out of memory on {accelerator.description}: {_asked(error)} was asked for, "
+            f"{size(accelerator.memory_in_use)} of {size(accelerator.total_memory)} is in use by this run. Try "
+            f"train.accumulate=2 (or 4, 8; the same result from smaller micro-batches), data.residency=host, "
+            f"train.precision=bf16, or a batch smaller than "
             f"data.batch_size={batch_size}"
         ) from error
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from isoscale.engine.device import Accelerator, Moment
 from isoscale.observe.tables import Action
+from isoscale.system.devices import Accelerator, Cuda, Moment
 from isoscale.system.files import failures_in_words, own_folder, refuse_link, written_aside
 
 TRACED_FROM = 200
@@ -66,10 +66,9 @@ class Profile:
         self._mark(phase)
 
     def _mark(self, phase: str) -> None:
-        if self._accelerator.kind == "cuda":
-            event = torch.cuda.Event(enable_timing=True, **({"external": True} if self._external else {}))
-            event.record()
-            self._marks.append((phase, event))
+        if isinstance(self._accelerator, Cuda):
+            options = {"external": True} if self._external else {}
+            self._marks.append((phase, self._accelerator.recorded(enable_timing=True, **options)))
             return
         self._accelerator.synchronize()
         now = time.perf_counter()
@@ -155,11 +154,8 @@ class Profile:
         if self._trace is None:  # another rank does
             yield
             return
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self._accelerator.kind == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
         own_folder(self._trace.parent)
-        profiler = torch.profiler.profile(activities=activities, acc_events=True)
+        profiler = torch.profiler.profile(activities=self._accelerator.activities, acc_events=True)
         with self.action("tracing"), _quiet():
             profiler.start()
         yield

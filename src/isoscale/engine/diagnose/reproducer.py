@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from isoscale.data import rng
 from isoscale.data.batches import Batch, to_device
 from isoscale.data.rng import StepRandom
-from isoscale.engine import device as accelerators
 from isoscale.engine.build import place
 from isoscale.engine.diagnose.trace import Origin, Part, Tracer
 from isoscale.engine.metrics.accumulators import Recorder
@@ -31,6 +30,7 @@ from isoscale.engine.state.tensor_files import save_tensors
 from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.step import loss_terms
 from isoscale.parallel.serialize import put_together, take_apart
+from isoscale.system import devices as accelerators
 from isoscale.system.files import own_folder
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from isoscale.engine.metrics.weighted_sum import WeightedSum
 from isoscale.errors import UserError
+from isoscale.system import devices
 
 MAX_NAMES = 256
 
@@ -32,9 +33,7 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         """Empty accumulators on a device."""
-        # MPS has no float64
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._buffer = torch.zeros(2, MAX_NAMES, dtype=dtype, device=device)
+        self._buffer = torch.zeros(2, MAX_NAMES, dtype=devices.widest_float(device), device=device)
         self._sums = list(self._buffer[0].unbind())
         self._weights = list(self._buffer[1].unbind())
         self._slots: dict[str, int] = {}
@@ -155,40 +154,26 @@ class Reading:
         """Enqueue the copy, behind the steps that were enqueued before."""
         self._names = names
         self._counted = counted
-        self._event = None
-        if buffer.device.type == "cuda":
-            self._copy = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
-            self._copy.copy_(buffer, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        else:
-            self._copy = buffer.cpu() if buffer.device.type != "cpu" else buffer.clone()
+        self._copy = devices.of(buffer.device).fetched(buffer)
 
     @property
     def arrived(self) -> bool:
         """Whether the copy needs no waiting for."""
-        return self._event is None
+        return self._copy.is_there
 
     @property
     def flag(self) -> bool:
         """The flag that was read with the accumulators."""
-        self._arrive()
-        return bool(self._copy[1, -1] != 0)
+        return bool(self._copy.wait()[1, -1] != 0)
 
     @property
     def count(self) -> int:
         """The count that was read with the accumulators."""
-        self._arrive()
-        return int(self._copy[0, -1])
-
-    def _arrive(self) -> None:
-        if self._event is not None:
-            self._event.synchronize()
+        return int(self._copy.wait()[0, -1])
 
     def pairs(self) -> dict[str, tuple[float, float]]:
         """(sum, weight) by name; waits for the copy if it is still under way."""
-        self._arrive()
-        sums, weights = self._copy[:, : len(self._names)].tolist()
+        sums, weights = self._copy.wait()[:, : len(self._names)].tolist()
         totals = (counted + weight for counted, weight in zip(self._counted, weights, strict=True))
         return dict(zip(self._names, zip(sums, totals, strict=True), strict=True))
 

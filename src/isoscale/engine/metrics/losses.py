@@ -1,5 +1,6 @@
 """Losses and metrics by name, as functions of (prediction, target) that return a pair."""
 
+import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
@@ -221,15 +222,39 @@ def takes_classes(loss: str | Callable[..., Any]) -> bool:
 
 
 def _is_one(function: Any, known: tuple[Any, ...]) -> bool:
+    function = getattr(function, "func", function)  # of a partial
     return any(function is one or type(function) is one for one in known)
+
+
+def name_of(function: Any) -> str:
+    """What a loss or metric is called: its name, that of the function inside a partial, or that of its class."""
+    function = getattr(function, "func", function)
+    return function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)
+
+
+def _check_called(function: Callable[..., Any]) -> None:
+    """Refuse what cannot be called with a prediction and a target."""
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except (TypeError, ValueError):
+        return  # some functions written in C do not tell theirs
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise UserError(
+            f"a loss or metric is called with (prediction, target), but {name_of(function)} takes {signature}: {error};"
+            " where a loss needs something else, write a task of your own whose training_step returns it"
+        ) from None
 
 
 def _returning_pair(function: Callable[..., Any]) -> Criterion:
     """Torch's own losses get targets in the form that they want; others as they are."""
     if not callable(function):
         raise UserError(
-            f"{function!r} is not a loss or metric: give a name, such as mse or cross_entropy, or a function"
+            f"{function!r} is not a loss or metric: give a name, such as mse or cross_entropy, or a function; in a "
+            "recipe also a class path, {class: torch.nn.HuberLoss, delta: 0.5}"
         )
+    _check_called(function)
     of_classes, of_numbers = _is_one(function, _CLASSES), _is_one(function, _NUMBERS)
 
     def criterion(prediction: Tensor, target: Tensor) -> WeightedSum:
@@ -242,7 +267,7 @@ def _returning_pair(function: Callable[..., Any]) -> Criterion:
             value = function(prediction, given)
         except (RuntimeError, IndexError, ValueError) as error:
             error.add_note(
-                f"in {getattr(function, '__name__', type(function).__name__)}, given predictions of "
+                f"in {name_of(function)}, given predictions of "
                 f"{_dtype(prediction)} {tuple(prediction.shape)} and targets of {_dtype(target)} {tuple(target.shape)}"
             )
             raise
@@ -257,7 +282,7 @@ def _named(name: str, known: dict[str, Callable[..., WeightedSum]], what: str) -
     if name in known:
         return known[name]
     close = get_close_matches(name, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}, and class paths"
     raise UserError(f"unknown {what} {name!r}: {hint}")
 
 

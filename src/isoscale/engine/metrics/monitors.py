@@ -97,6 +97,6 @@ def _steering(settings: Settings) -> dict[str, str]:
     watched = {}
     if settings.train.early_stopping:
         watched["train.early_stopping.monitor"] = settings.train.early_stopping.monitor
-    if settings.schedule.name == "plateau":
+    if isinstance(settings.schedule, config.Schedule) and settings.schedule.name == "plateau":
         watched["schedule.monitor"] = settings.schedule.monitor
     return watched

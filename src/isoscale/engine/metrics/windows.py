@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from isoscale.engine.device import Accelerator, Moment
 from isoscale.engine.metrics.accumulators import Reading, means
 from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.nan_guard import NanGuard
 from isoscale.errors import UserError
 from isoscale.observe.events import Logged
 from isoscale.observe.observers import Observers
+from isoscale.system.devices import Accelerator, Moment
 
 MOST_IN_A_ROW = 50
 """Steps that may be left out one after the other, because they were not finite, before the training ends."""

@@ -21,15 +21,15 @@ def put_off_compiler() -> None:
     if COMPILER in sys.modules:
         return
     for method in vars(Optimizer).values():
-        if getattr(method, "__module__", None) == Optimizer.__module__ and _comes_from(method, "_disable_dynamo"):
+        if getattr(method, "__module__", None) == Optimizer.__module__ and comes_from(method, "_disable_dynamo"):
             _ask_later(method.__wrapped__)
     for cls in vars(torch.optim).values():
         step = vars(cls).get("step") if isinstance(cls, type) else None
-        if _comes_from(step, "_use_grad_for_differentiable"):
+        if comes_from(step, "_use_grad_for_differentiable"):
             cls.step = _without_graph_break(step)
 
 
-def _comes_from(function: Any, decorator: str) -> bool:
+def comes_from(function: Any, decorator: str) -> bool:
     """Whether a function is what a decorator of torch made of another."""
     if not hasattr(function, "__wrapped__") or not hasattr(function, "__code__"):
         return False

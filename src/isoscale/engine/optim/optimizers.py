@@ -1,4 +1,4 @@
-"""Optimizers by name, on the path that a captured step can take: fused where torch has it, lr as a device tensor."""
+"""Optimizers by name or class, on the path that a captured step can take: fused where torch has it, lr as a tensor."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from isoscale.engine.config import Group
+from isoscale.engine.config import AnyOptimizer, Group
 from isoscale.engine.config import Optimizer as Section
-from isoscale.engine.device import Accelerator
 from isoscale.engine.optim.fused_adam import FusedAdam
+from isoscale.engine.optim.late_compiler import comes_from
 from isoscale.errors import UserError
-from isoscale.parallel.serialize import names_of, put_together, take_apart
+from isoscale.parallel.serialize import NotPlain, names_of, put_together, take_apart
+from isoscale.system.devices import Accelerator
 
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 UNFIT = {
@@ -50,10 +51,47 @@ def optimizer_class(name: str) -> type[Optimizer]:
     return found[name.lower()]
 
 
-def choose_path(name: str, accelerator: Accelerator) -> OptimizerPath:
+def is_of_torch(cls: Callable[..., Any]) -> bool:
+    """Whether a class is one of torch.optim itself, and not one that somebody has derived from it."""
+    return vars(torch.optim).get(cls.__name__) is cls
+
+
+def why_unfit(cls: Callable[..., Any]) -> str | None:
+    """Why a class cannot be the optimizer of a recipe, if so."""
+    if not (inspect.isclass(cls) and issubclass(cls, Optimizer)):
+        return f"{getattr(cls, '__name__', cls)} is not an optimizer: expected a subclass of torch.optim.Optimizer"
+    if is_of_torch(cls) and cls.__name__.lower() in UNFIT:
+        return UNFIT[cls.__name__.lower()]
+    needed = [
+        name for name, each in list(inspect.signature(cls.step).parameters.items())[1:]
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]  # fmt: skip
+    if needed:
+        return (
+            f"the step of {cls.__name__} needs {', '.join(needed)}, but a training step computes the loss once and "
+            "calls step() without arguments; a task of your own with automatic_optimization = False can call it"
+        )
+    return why_no_lr(cls)
+
+
+def why_no_lr(cls: Callable[..., Any]) -> str | None:
+    """Why the schedule cannot drive an optimizer of this signature, if so."""
+    taken = inspect.signature(cls).parameters
+    if "lr" in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        return None
+    return (
+        f"{cls.__name__} takes no lr, by which the schedule sets the learning rate of every step; give its __init__ an "
+        'argument lr that it puts among its defaults, and let step read group["lr"]'
+    )
+
+
+def choose_path(cls: Callable[..., Any], accelerator: Accelerator) -> OptimizerPath:
     """Fused if the optimizer can, else capturable on devices that capture, else as torch makes it."""
-    cls = optimizer_class(name)
-    fused = cls.__name__ in FUSED and accelerator.kind in ("cpu", "cuda")
+    unfit = why_unfit(cls)
+    if unfit:
+        raise UserError(f"optimizer: {unfit}")
+    # a class derived from a fused one need not heed the flag by which an update is left out
+    fused = is_of_torch(cls) and cls.__name__ in FUSED and accelerator.has_fused
     capturable = accelerator.can_capture and "capturable" in inspect.signature(cls).parameters
     # only a captured step needs the learning rate in a tensor, and reading it from one costs time on a CPU
     return OptimizerPath(
@@ -69,18 +107,23 @@ def path_for(path: OptimizerPath, parameters: Iterable[Tensor]) -> OptimizerPath
 
 
 def make_optimizers(
-    section: Section, named: Iterable[tuple[str, nn.Parameter]], path: OptimizerPath
-) -> list[Optimizer]:
-    """Build the optimizer; Muon takes the matrices and leaves the rest to AdamW.
+    section: AnyOptimizer, named: Iterable[tuple[str, nn.Parameter]], path: OptimizerPath,
+    own: "partial[Optimizer] | None" = None,
+) -> list[Optimizer]:  # fmt: skip
+    """Build the optimizer, `own` where it is named by its class; Muon takes the matrices and leaves the rest to AdamW.
 
     Frozen parameters are in it as well: without a gradient they are passed over, and they may be unfrozen in training.
     """
     parameters = dict(named)
     if not parameters:
         raise UserError("the task has no parameters: nothing to optimise")
-    cls, arguments = optimizer_class(section.name), section.arguments
+    if own is None:
+        assert isinstance(section, Section)
+        arguments: dict[str, Any] = section.arguments
+        own = partial(optimizer_class(section.name), **arguments)
+    cls, arguments = own.func, own.keywords
     groups = _grouped(parameters, section.groups)
-    if cls.__name__ != "Muon":
+    if not (is_of_torch(cls) and cls.__name__ == "Muon"):
         return [_build(cls, section.lr, arguments, groups, path)]
     matrices = _chosen(groups, lambda parameter: parameter.dim() == 2)
     rest = _chosen(groups, lambda parameter: parameter.dim() != 2)
@@ -120,20 +163,31 @@ def _chosen(groups: list[ParameterGroup], wanted: Callable[[nn.Parameter], bool]
 
 
 def _build(
-    cls: type[Optimizer], lr: float, arguments: dict[str, Any], groups: list[ParameterGroup], path: OptimizerPath
-) -> Optimizer:
+    cls: Callable[..., Optimizer], lr: float, arguments: dict[str, Any], groups: list[ParameterGroup],
+    path: OptimizerPath,
+) -> Optimizer:  # fmt: skip
     known = inspect.signature(cls).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
     unknown = {key for group in groups for key in group} - set(known) - {"params", "lr_scale"}
-    if unknown:
+    if unknown and not takes_any:
         raise UserError(f"optimizer.groups: {cls.__name__} has no argument {', '.join(sorted(unknown))}")
     chosen = {"fused": path.fused, "capturable": path.capturable}
     options: dict[str, Any] = {name: True for name, wanted in chosen.items() if wanted and name in known}
     device = groups[0]["params"][0].device
     rate = torch.tensor(lr, dtype=torch.float32, device=device) if path.tensor_lr else lr
     try:
-        return cls(groups, lr=rate, **options, **arguments)  # type: ignore[call-arg]
+        made = cls(groups, lr=rate, **options, **arguments)
     except (TypeError, ValueError, LookupError) as error:  # the last of betas that are too few
+        if not cls.__module__.startswith("torch."):
+            error.add_note(f"while making the optimizer {cls.__name__}")
+            raise
         raise UserError(f"optimizer {cls.__name__} refuses its arguments: {error}") from None
+    if any("lr" not in group for group in made.param_groups):
+        raise UserError(
+            f"{cls.__name__} has no lr among its defaults, by which the schedule sets the learning rate of every step; "
+            'call super().__init__(params, {"lr": lr, …}), and let step read group["lr"]'
+        )
+    return made
 
 
 def listeners(optimizer: Optimizer) -> tuple[int, ...]:
@@ -146,9 +200,10 @@ def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
 
     Where somebody has put a hook or a counter on it (a scheduler of torch does), the wrapper stays.
     """
-    inner = getattr(type(optimizer).step, "__wrapped__", None)
-    if inner is None or listeners(optimizer) or "step" in vars(optimizer):
+    wrapped = type(optimizer).step
+    if not comes_from(wrapped, "Optimizer.profile_hook_step") or listeners(optimizer) or "step" in vars(optimizer):
         return optimizer.step
+    inner: Callable[..., Any] = wrapped.__wrapped__  # type: ignore[attr-defined]
     ordinary = partial(inner, optimizer)
     if isinstance(optimizer, SGD) and optimizer.defaults["fused"] and optimizer.defaults["momentum"]:
         return partial(_sgd_step, optimizer, ordinary)
@@ -179,14 +234,20 @@ def set_lr(optimizer: Optimizer, lr: Tensor | float) -> None:
 
 
 class OptimizerState:
-    """The state of optimizers by parameter name, so that it does not depend on the order of parameters."""
+    """The state of optimizers by parameter name, so that it does not depend on the order of parameters.
 
-    def __init__(self, optimizers: list[Optimizer], task: nn.Module) -> None:
+    Of a class of one's own also what its steps may change besides: entries of the parameter groups, plain attributes,
+    and the optimizers that it has inside itself.
+    """
+
+    def __init__(self, optimizers: list[Optimizer], task: nn.Module, own_class: bool = False) -> None:
         """The state of `optimizers`, whose parameters must be those of a task."""
-        self._optimizers = optimizers
+        self._has_settings = own_class and not all(is_of_torch(type(each)) for each in optimizers)
+        inner = [each for optimizer in optimizers for each in vars(optimizer).values() if isinstance(each, Optimizer)]
+        self._optimizers = [*optimizers, *(inner if self._has_settings else ())]
         self._task = task
         own = {id(parameter) for parameter in task.parameters()}
-        for optimizer in optimizers:
+        for optimizer in self._optimizers:
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 if id(parameter) not in own:
                     raise UserError(
@@ -195,35 +256,112 @@ class OptimizerState:
                         "self.name = nn.Parameter(…), or register the module that it belongs to"
                     )
 
+    def unsaved(self) -> list[str]:
+        """Attributes of a class of one's own that cannot be saved, such as objects of other classes."""
+        return [] if not self._has_settings else [
+            f"{type(optimizer).__name__}.{name}"
+            for optimizer in self._optimizers
+            for name, value in vars(optimizer).items()
+            if name not in _OF_TORCH and not _is_plain(value) and not _is_reference(value)
+        ]  # fmt: skip
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors as `number/key/parameter`, plain numbers beside them; lists of tensors (LBFGS) in their parts."""
-        names: dict[Tensor, str] = {parameter: name for name, parameter in self._task.named_parameters()}
+        names: dict[Any, str] = {parameter: name for name, parameter in self._task.named_parameters()}
         tensors: dict[str, Tensor] = {}
         values = {}
         for number, optimizer in enumerate(self._optimizers):
             for parameter, entries in optimizer.state.items():
-                for key, value in entries.items():
-                    name = f"{number}/{key}/{names[parameter]}"
+                of_all = not isinstance(parameter, Tensor)  # a key of the class's own, for no single parameter
+                for key, value in [(_OF_ALL, entries)] if of_all else entries.items():
+                    name = f"{number}/{key}/{parameter if of_all else names[parameter]}"
                     structure = take_apart(value, name, tensors)
                     if not isinstance(value, Tensor) and value is not None:
                         values[name] = structure
+            for place, settings in self._settings(optimizer).items():
+                for key in _plain_keys(settings):
+                    name = f"{number}/{place}/{key}"
+                    values[name] = take_apart(settings[key], name, tensors)
         return tensors, values
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take over a state."""
         parameters = dict(self._task.named_parameters())
-        for optimizer in self._optimizers:
+        places: dict[str, dict[str, Any]] = {}
+        for index, optimizer in enumerate(self._optimizers):
             optimizer.state.clear()
+            for place, settings in self._settings(optimizer).items():
+                places[f"{index}/{place}"] = settings
+                for key in _plain_keys(settings):
+                    if f"{index}/{place}/{key}" not in values:  # made by a later step
+                        del settings[key]
         inside = {name for structure in values.values() for name in names_of(structure)}
         whole = {name: tensor for name, tensor in tensors.items() if name not in inside}
         for name, value in {**whole, **values}.items():
             number, key, owner = [*name.split("/", 2), "", ""][:3]
-            if owner not in parameters or not number.isdigit() or int(number) >= len(self._optimizers):
-                raise UserError(f"the checkpoint's optimizer knows {name!r}, which is not a parameter of the model")
-            optimizer, parameter = self._optimizers[int(number)], parameters[owner]
             copies = {each: tensors[each].clone() for each in names_of(value)}
+            if f"{number}/{key}" in places:
+                settings = places[f"{number}/{key}"]
+                settings[owner] = put_together(value, copies, settings.get(owner), self._device)
+                continue
+            is_known = number.isdigit() and int(number) < len(self._optimizers)
+            if not is_known or (owner not in parameters and key != _OF_ALL):
+                raise UserError(f"the checkpoint's optimizer knows {name!r}, which is not a parameter of the model")
+            optimizer = self._optimizers[int(number)]
+            if key == _OF_ALL:
+                entry = put_together(value, copies, device=self._device)
+                optimizer.state[owner] = entry.clone() if isinstance(entry, Tensor) else entry
+                continue
+            parameter = parameters[owner]
             entry = put_together(value, copies, device=parameter.device)
             optimizer.state[parameter][key] = _placed(optimizer, key, entry, parameter)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._task.parameters()).device
+
+    def _settings(self, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
+        """Where a class of one's own keeps values besides states, by place: its groups and its attributes."""
+        if not self._has_settings or is_of_torch(type(optimizer)):
+            return {}
+        groups = {f"group {index}": group for index, group in enumerate(optimizer.param_groups)}
+        return {**groups, "attribute": vars(optimizer)}
+
+
+_OF_ALL = "of all"
+"""In the place of a parameter's key: states that a class keeps under a key of its own, such as `state["step"]`."""
+_OF_TORCH = {
+    "defaults", "state", "param_groups", "params", "lr", "step", "found_inf", "grad_scale", "_zero_grad_profile_name",
+    "_warned_capturable_if_run_uncaptured",
+    *(f"_optimizer_{when}_hooks" for when in ("step_pre", "step_post", "state_dict_pre", "state_dict_post")),
+    "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks",
+}  # fmt: skip
+"""Attributes and groups of every optimizer."""
+
+
+def _plain_keys(settings: dict[str, Any]) -> list[str]:
+    """The settings that can be saved, and are neither torch's nor set by the schedule."""
+    return [key for key, value in settings.items() if key not in _OF_TORCH and _is_plain(value)]
+
+
+def _is_reference(value: Any) -> bool:
+    """Whether a value belongs elsewhere, or cannot change."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(each, nn.Parameter | Optimizer) or callable(each) for each in several)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be saved, and is no parameter, which is saved elsewhere."""
+
+    def refused(value: Any, name: str) -> None:
+        if isinstance(value, nn.Parameter):
+            raise NotPlain("it is a parameter")
+
+    try:
+        take_apart(value, "", {}, refused)
+    except NotPlain:
+        return False
+    return True
 
 
 def _placed(optimizer: Optimizer, key: str, value: Any, parameter: Tensor) -> Any:

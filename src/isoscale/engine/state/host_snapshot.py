@@ -2,12 +2,15 @@
 
 import json
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from isoscale.system import devices
+from isoscale.system.devices import Cuda
 
 _ALIGNMENT = 64
 """Bytes; any dtype can be looked at from such a place."""
@@ -23,7 +26,8 @@ class Snapshot:
     """On the host, contiguous, no two of them in the same memory; theirs only until the next one."""
     values: str
     """JSON."""
-    _arrival: torch.cuda.Event | None = None
+    _arrival: Any = None
+    """The event behind the last copy."""
     _clone: Tensor | None = None
     """Kept until the host has it all: the device's memory would be given to others."""
 
@@ -40,65 +44,63 @@ class HostSnapshot:
     def __init__(self) -> None:
         """Memory is taken at the first one, and again only when a shape has changed."""
         self._layouts: tuple[Layout, Layout] | None = None
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: Any = None
         self._unlock: Callable[[], object] = lambda: None
 
     def take(self, tensors: Mapping[str, Mapping[str, Tensor]], values: Mapping[str, Any]) -> Snapshot:
         """Copy a state, behind the work that the device was given so far, without waiting for it."""
         text = json.dumps(values, indent=1)  # a metric may be NaN, which Python reads back
         live = {f"{part}/{name}": tensor.detach() for part, group in tensors.items() for name, tensor in group.items()}
-        remote = {name: tensor for name, tensor in live.items() if tensor.is_cuda}
-        local = {name: tensor for name, tensor in live.items() if not tensor.is_cuda}
-        self._make_room((_layout(remote), _layout(local)))
+        remote = {name: tensor for name, tensor in live.items() if devices.of(tensor.device).copies_beside}
+        local = {name: tensor for name, tensor in live.items() if name not in remote}
+        self._make_room((_layout(remote), _layout(local)), _device(remote.values()))
         for name, tensor in local.items():
             self._views[name].copy_(tensor)
-        arrival, clone = self._fetch(list(remote.items())) if remote else (None, None)
+        device = _device(remote.values())
+        arrival, clone = self._fetch(list(remote.items()), device) if device else (None, None)
         copies = {part: {name: self._views[f"{part}/{name}"] for name in group} for part, group in tensors.items()}
         return Snapshot(copies, text, arrival, clone)
 
-    def _make_room(self, layouts: tuple[Layout, Layout]) -> None:
+    def _make_room(self, layouts: tuple[Layout, Layout], device: Cuda | None) -> None:
         if layouts == self._layouts:
             return
         self._unlock()
         remote, local = (torch.empty(_num_bytes(layout), dtype=torch.uint8) for layout in layouts)
         self._remote, self._layouts = remote, layouts
         self._views = {**_views(remote, layouts[0]), **_views(local, layouts[1])}
-        if layouts[0]:
-            self._page_lock(remote)
+        if device is not None:
+            unlock = weakref.finalize(self, device.page_lock(remote))
+            unlock.atexit = False
+            self._unlock = unlock
 
-    def _page_lock(self, buffer: Tensor) -> None:
-        """Let the device write to host memory by itself; not by `pin_memory`, which rounds up to a power of two."""
-        runtime = torch.cuda.cudart()
-        torch.cuda.check_error(runtime.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
-        unlock = weakref.finalize(self, runtime.cudaHostUnregister, buffer.data_ptr())
-        unlock.atexit = False
-        self._unlock = unlock
-
-    def _fetch(self, remote: list[tuple[str, Tensor]]) -> tuple[torch.cuda.Event, Tensor | None]:
+    def _fetch(self, remote: list[tuple[str, Tensor]], device: Cuda) -> tuple[Any, Tensor | None]:
         """Clone on the device and copy from there beside the training; without room for it, copy in its way."""
-        device = remote[0][1].device
         clone = _clone(remote, self._layouts[0], device) if self._layouts else None
-        arrival = torch.cuda.Event(blocking=True)
         if clone is None:
             for name, tensor in remote:
                 self._views[name].copy_(tensor, non_blocking=True)
-            arrival.record()
-            return arrival, None
-        self._stream = self._stream or torch.cuda.Stream(device)
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
+            return device.recorded(blocking=True), None
+        self._stream = self._stream or device.new_stream()
+        self._stream.wait_stream(device.running_stream())
+        with device.on(self._stream):
             self._remote.copy_(clone, non_blocking=True)
-            arrival.record()
-        return arrival, clone
+            return device.recorded(blocking=True), clone
 
 
-def _clone(live: list[tuple[str, Tensor]], layout: Layout, device: torch.device) -> Tensor | None:
+def _device(tensors: Iterable[Tensor]) -> Cuda | None:
+    """The device of tensors that are to be copied beside the training; None where there are none."""
+    found = next((devices.of(tensor.device) for tensor in tensors), None)
+    assert found is None or isinstance(found, Cuda)
+    return found
+
+
+def _clone(live: list[tuple[str, Tensor]], layout: Layout, device: Cuda) -> Tensor | None:
     """Copies on the device in one piece of memory; None unless there is room for the training to grow besides."""
     num_bytes = _num_bytes(layout)
-    if torch.cuda.mem_get_info(device)[0] < 2 * num_bytes:
+    if device.free_memory < 2 * num_bytes:
         return None
     try:
-        clone = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        clone = torch.empty(num_bytes, dtype=torch.uint8, device=device.device)
     except torch.OutOfMemoryError:
         return None
     views = _views(clone, layout)

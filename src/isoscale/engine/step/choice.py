@@ -11,7 +11,6 @@ import torch
 from isoscale.data.hashing import derive_key
 from isoscale.data.sources import is_vectorised
 from isoscale.engine.assembly import Assembly
-from isoscale.engine.device import Accelerator
 from isoscale.engine.lightning import hooks
 from isoscale.engine.lightning import manual_optimization as manual
 from isoscale.engine.lightning.batch_hooks import AroundBatch, compiled
@@ -24,6 +23,7 @@ from isoscale.engine.step.programs import EagerProgram, Inputs, ManualProgram, P
 from isoscale.engine.step.step import Forward, Step
 from isoscale.errors import UserError
 from isoscale.parallel.reduction import Reducer
+from isoscale.system.devices import Accelerator
 
 AUTO_STEPS_PER_LAUNCH = 50
 
@@ -153,7 +153,7 @@ class ProgramMaker:
         if not is_vectorised(parts.train.source):
             return "the dataset is read sample by sample on the host"
         if not self.decided.optimizer.tensor_lr:
-            return "torch cannot capture this optimizer"
+            return "the optimizer cannot be captured: its class takes no argument capturable"
         if parts.precision.needs_scaler and parts.step.clip is not None:
             return "fp16 with clipping decides on the host; bf16 does not"
         if names or isinstance(self.forward.compute, AroundBatch):

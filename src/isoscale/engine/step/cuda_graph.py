@@ -13,7 +13,6 @@ from torch import Tensor
 
 from isoscale.data.batches import Plan
 from isoscale.data.feeds.feed import Feed, Slot
-from isoscale.engine.device import Accelerator
 from isoscale.engine.diagnose.profile import Marks, Profile
 from isoscale.engine.lightning.module import TrainerView
 from isoscale.engine.metrics import torchmetrics as metrics
@@ -23,6 +22,7 @@ from isoscale.engine.state.registry import Registry
 from isoscale.engine.step.programs import EagerProgram, Inputs, launches
 from isoscale.engine.step.step import Step
 from isoscale.errors import UserError
+from isoscale.system.devices import Accelerator
 
 NUM_WARMUP = 3
 NUM_WORTH = 10

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from isoscale.engine.device import Moment
 from isoscale.engine.diagnose.profile import Profile, Travels
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import Ranks
 from isoscale.parallel.reduction import FlatReducer
+from isoscale.system.devices import Moment
 
 
 class Overlap:

@@ -102,6 +102,6 @@ def _note_not_finite(gradients: Sequence[Tensor], flag: Tensor, one: Tensor) -> 
 def _states(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     """The tensors that optimizers keep."""
     return [
-        value for optimizer in optimizers for entries in optimizer.state.values() for value in entries.values()
-        if isinstance(value, Tensor)
+        value for optimizer in optimizers for entries in optimizer.state.values()
+        for value in (entries.values() if isinstance(entries, dict) else [entries]) if isinstance(value, Tensor)
     ]  # fmt: skip

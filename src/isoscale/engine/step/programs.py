@@ -13,6 +13,7 @@ from isoscale.engine.config import LossWeight
 from isoscale.engine.diagnose.profile import Profile
 from isoscale.engine.optim.schedules import LearningRate, loss_weight
 from isoscale.engine.step.step import Step
+from isoscale.system import devices
 
 
 class Program(Protocol):
@@ -68,10 +69,7 @@ class Inputs:
         return dict(zip(self.weights, row.unbind(), strict=True)) if self.weights else {}
 
     def _sent(self, values: Any) -> Tensor:
-        tensor = torch.tensor(values, dtype=torch.float32)
-        if self.device.type != "cuda":
-            return tensor.to(self.device)
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        return devices.of(self.device).sent(torch.tensor(values, dtype=torch.float32))
 
 
 class EagerProgram:

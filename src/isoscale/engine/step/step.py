@@ -17,7 +17,7 @@ from isoscale.engine.metrics.accumulators import Recorded, Recorder
 from isoscale.engine.metrics.losses import as_weighted_sum
 from isoscale.engine.metrics.weighted_sum import WeightedSum, as_total
 from isoscale.engine.optim.ema import EMA
-from isoscale.engine.optim.optimizers import listeners, plain_step, set_lr
+from isoscale.engine.optim.optimizers import is_of_torch, listeners, plain_step, set_lr
 from isoscale.engine.optim.spread import Spread
 from isoscale.engine.precision import Precision
 from isoscale.engine.step.context import StepContext
@@ -29,6 +29,8 @@ from isoscale.errors import UserError
 from isoscale.parallel.collectives import Ranks
 from isoscale.parallel.reduction import Reducer
 
+UPDATE_PART = 254
+"""In the place of a part of the batch, where an optimizer may draw random numbers."""
 NUM_VOTES = 2
 """What ranks vote on: to stop, to save."""
 Terms = dict[str, WeightedSum]
@@ -178,6 +180,7 @@ class Step:
         self.reaches = False
         """Whether a loss so far had a gradient for one of the parameters that the optimizers have."""
         self._steps = [plain_step(optimizer) if self.plain else optimizer.step for optimizer in self.optimizers]
+        self._may_draw = self.plain and not all(is_of_torch(type(optimizer)) for optimizer in self.optimizers)
 
     def __call__(
         self, shards: Shards, number: int, batch_idx: int, lr: Any, weights: Mapping[str, Tensor], time: Any
@@ -210,6 +213,8 @@ class Step:
             with Spread():
                 self._update()
         else:
+            if self._may_draw:  # what it draws must not depend on how many parts of the batch this rank has seen
+                self.reseed(number, UPDATE_PART)
             self._update()
         if not unguarded:
             self.nan_guard.end()

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from isoscale._version import __version__
 from isoscale.observe.doctor.finding import GIB, Amount, Finding, in_gib
 from isoscale.observe.doctor.mpi import mpi
+from isoscale.system.devices import Cuda, every, nccl_version, of
 from isoscale.system.machine import total_memory, usable_cores, usable_memory
 
 ENOUGH_MEMORY = 2 * GIB
@@ -54,7 +55,7 @@ def collectives() -> Iterator[Finding]:
         return
     found = ["Gloo"]
     if dist.is_nccl_available():
-        found.append("NCCL " + ".".join(map(str, torch.cuda.nccl.version())))
+        found.append(f"NCCL {nccl_version()}")
     found += ["XCCL"] * dist.is_xccl_available()
     yield Finding("collectives", "ok", ", ".join(found))
 
@@ -63,7 +64,7 @@ def devices() -> Iterator[Finding]:
     """Accelerators that torch can use, and drivers that it cannot."""
     for device in accelerators():
         yield Finding("device", "ok", device_words(device))
-    if NVIDIA_DRIVER.exists() and not torch.cuda.is_available():
+    if NVIDIA_DRIVER.exists() and not Cuda.is_available():
         yield _unused_nvidia()
     elif not accelerators():
         yield Finding("device", "ok", "cpu; no accelerator found")
@@ -80,22 +81,13 @@ def _unused_nvidia() -> Finding:
 
 def accelerators() -> list[torch.device]:
     """Every device that torch can use besides the CPU."""
-    found = [
-        torch.device(kind, index)
-        for kind, module in (("cuda", torch.cuda), ("xpu", torch.xpu))
-        if module.is_available()
-        for index in range(module.device_count())
-    ]
-    return found + [torch.device("mps")] * torch.backends.mps.is_available()
+    return [found.device for found in every()]
 
 
 def device_words(device: torch.device) -> str:
     """A device with its name and memory."""
-    if device.type == "mps":
-        return "mps"
-    module = torch.cuda if device.type == "cuda" else torch.xpu
-    memory = module.get_device_properties(device).total_memory
-    return f"{device} ({module.get_device_name(device)}, {in_gib(memory)})"
+    found = of(device)
+    return f"{device} ({found.name}, {in_gib(found.total_memory)})" if found.name else found.kind
 
 
 def training_step() -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from isoscale.parallel.health.checkup import HealthCheck
 from isoscale.parallel.health.rendezvous import address_of, interface, is_own, own_address
 from isoscale.parallel.health.server import family_of
 from isoscale.parallel.health.signed_store import prefixed
+from isoscale.system import devices
 
 CONNECT = 5.0
 """Seconds for a connection to stand."""
@@ -173,8 +174,7 @@ def speeds(checkup: HealthCheck, backend: str | None, device: torch.device) -> d
     name = interface_here(checkup)
     if name is not None:
         os.environ.setdefault(INTERFACE, name)
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(device)
+    devices.of(device).make_current()
     # A failure of NCCL would end the process before it could say so.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     dist.init_process_group(
@@ -208,7 +208,6 @@ def _times(tensor: torch.Tensor, count: int) -> list[float]:
     for _ in range(count):
         start = time.perf_counter()
         dist.all_reduce(tensor)
-        if tensor.device.type != "cpu":
-            torch.accelerator.synchronize(tensor.device)
+        devices.of(tensor.device).synchronize()
         found.append(time.perf_counter() - start)
     return found

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from isoscale.recipe.names import class_path
 from isoscale.recipe.problems import KeyPath, Problem
 
+NAMED_SECTIONS = (("optimizer",), ("schedule",))
+"""Which say what they are by a name or by a class."""
 CLASS_SYNONYMS = ("_target_", "class_path", "class_")
 
 
@@ -91,20 +93,22 @@ def _from_mapping(value: Mapping[Any, Any], origin: Origin, problems: list[Probl
     return entries
 
 
-def merge(base: Node, top: Node) -> Node:
+def merge(base: Node, top: Node, path: KeyPath = ()) -> Node:
     """Lay `top` over `base`: mappings merge, everything else replaces; another class brings its own arguments."""
-    if not isinstance(base.value, dict) or not isinstance(top.value, dict) or _changes_class(base, top):
+    if not isinstance(base.value, dict) or not isinstance(top.value, dict) or _changes_class(base, top, path):
         return top
     merged = dict(base.value)
     for key, child in top.value.items():
-        merged[key] = merge(merged[key], child) if key in merged else child
+        merged[key] = merge(merged[key], child, (*path, key)) if key in merged else child
     return Node(merged, top.origin)
 
 
-def _changes_class(base: Node, top: Node) -> bool:
+def _changes_class(base: Node, top: Node, path: KeyPath) -> bool:
     old, new = base.value.get("class"), top.value.get("class")
     if old is None or new is None:
-        return False
+        # in the place of one by its name, one by its class, or the other way round
+        has_name = "name" in (top if new is None else base).value
+        return path in NAMED_SECTIONS and (old is not None or new is not None) and has_name
     return class_path(str(old.value)) != class_path(str(new.value))
 
 

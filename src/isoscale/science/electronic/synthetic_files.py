@@ -33,11 +33,12 @@ from isoscale.science.electronic.synthetic import (
     make_box,
     tiles,
 )  # fmt: skip
+from isoscale.system import devices
 
 VERSION = 1
 """Of the material: another one, other files."""
 ASIDE = ".making-"
-TILE_ROWS = {"cpu": 4_000, "cuda": 200_000}
+TILE_ROWS = {devices.Accelerator.kind: 4_000, devices.Cuda.kind: 200_000}
 """What suits the caches of a processor, and fills a GPU. It decides the last bits, and so depends on nothing else."""
 MOST_WORKERS = 8
 
@@ -122,7 +123,7 @@ def _points(grid: str | int | list[int]) -> tuple[int, int, int]:
 def _device(name: str) -> torch.device:
     if name not in TILE_ROWS:
         raise UserError(f"device={name}: expected one of {', '.join(TILE_ROWS)}")
-    if name == "cuda" and not torch.cuda.is_available():
+    if not devices.is_available(name):
         raise UserError("device=cuda: torch sees no GPU here; leave device out, or see what `isoscale doctor` says")
     return torch.device(name)
 
@@ -243,12 +244,8 @@ class _Writer:
         with self._turn:  # one stream: what a GPU computes at the same time may change its choice of kernels
             columns = self._fields.compute(tile)
             found = [*columns, columns[1].sum(0, dtype=torch.float64)]
-            sent = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in found]
-            for host, there in zip(sent, found, strict=True):
-                host.copy_(there, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        event.synchronize()
+            arrivals = [devices.of(self._device).fetched(each) for each in found]
+        sent = [arrival.wait() for arrival in arrivals]
         return sent[:2], sent[2]
 
 

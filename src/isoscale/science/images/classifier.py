@@ -1,6 +1,6 @@
 """A task that sorts images into classes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -29,15 +29,24 @@ class Classifier(Supervised):
     def __init__(
         self,
         model: nn.Module,
-        loss: str = "cross_entropy",
+        loss: str | Callable[..., Any] = "cross_entropy",
         label_smoothing: float = 0.0,
         class_weights: list[float] | None = None,
         average_over: Literal["none", "mirror", "mirror and shift"] = "none",
+        metrics: Sequence[str | Callable[..., Any]] = (),
     ) -> None:
-        """`model` gives a score for each class; evaluations may average its scores over variants of each image."""
-        super().__init__(model, loss, metrics=["accuracy"])
+        """`model` gives a score for each class; evaluations may average its scores over variants of each image.
+
+        `metrics` are those besides accuracy, precision, recall and F1.
+        """
+        super().__init__(model, loss, metrics=["accuracy", *metrics])
         if not 0 <= label_smoothing <= 1:
             raise UserError(f"label_smoothing is {label_smoothing}; expected a fraction from 0 to 1, such as 0.1")
+        if (label_smoothing or class_weights is not None) and not isinstance(loss, str):
+            raise UserError(
+                "label_smoothing and class_weights are for loss: cross_entropy, and this loss is a function or class: "
+                "use task.label_smoothing=0 and task.class_weights=null, and give the loss arguments of its own"
+            )
         weights = None if class_weights is None else torch.tensor(class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
         if label_smoothing:
@@ -48,21 +57,24 @@ class Classifier(Supervised):
         """The loss and the accuracy."""
         images, target = self.split(batch)
         scores = self.model(images)
-        self.log("accuracy", self._metrics["accuracy"](scores.detach(), target))
+        self._measure(scores.detach(), target, "train")
         return self._weighted_loss(scores, target)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> WeightedSum:
         """The loss, the accuracy, and the counts from which precision, recall and F1 follow."""
+        return self._evaluate(batch, "val")
+
+    def _evaluate(self, batch: Batch, stage: str) -> WeightedSum:
         images, target = self.split(batch)
         scores = self.scores(images)
-        self.log("accuracy", self._metrics["accuracy"](scores, target))
+        self._measure(scores, target, stage)
         counts = confusion_counts(scores.argmax(1), class_numbers(scores, target), scores.shape[1])
         self.log("confusion", Tally(counts, macro_scores))
         return self._weighted_loss(scores, target)
 
     def test_step(self, batch: Batch, batch_idx: int) -> WeightedSum:
         """As in validation."""
-        return self.validation_step(batch, batch_idx)
+        return self._evaluate(batch, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
         """The class of each image, and the probability of every class."""

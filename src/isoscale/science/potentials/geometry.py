@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from isoscale.system.devices import widest_float
+
 
 class Layout(NamedTuple):
     """How frames are laid out: atoms sorted by type, and at each atom slots sorted by the type of the neighbour.
@@ -69,7 +71,7 @@ class Edges(NamedTuple):
 
 def _exact(values: Tensor) -> Tensor:
     """In float64, where the device has it: a displacement is a small difference of large numbers."""
-    return values.float() if values.device.type == "mps" else values.double()
+    return values.to(widest_float(values.device))
 
 
 def _displacements(coord: Tensor, box: Tensor, neighbours: Tensor, shifts: Tensor, far: float) -> Tensor:

@@ -12,6 +12,7 @@ from isoscale.errors import UserError
 from isoscale.science.potentials.deepmd import checkpoint as deepmd_checkpoint
 from isoscale.science.potentials.deploy import Deployed
 from isoscale.science.potentials.model import DeepPotential
+from isoscale.system.devices import Cuda
 
 if TYPE_CHECKING:
     from isoscale.science.potentials.ase_calculator import PotentialCalculator
@@ -110,5 +111,5 @@ def _from_script(path: Path) -> Usable:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(Cuda.kind if Cuda.is_available() else "cpu")
     return torch.device(name)

@@ -21,13 +21,11 @@ def threads(most_ranks: int) -> int:
 
 def warning(recipe: Recipe, most_ranks: int) -> str | None:
     """What to know where ranks share cores or GPUs."""
-    import torch
 
-    from isoscale.engine import device as accelerators
+    from isoscale.system import devices as accelerators
 
-    kind = accelerators.find(recipe.train.device).kind
-    count = getattr(torch, kind).device_count() if kind in ("cuda", "xpu") else num_cores()
-    what = "GPU" if kind in ("cuda", "xpu") else "core"
+    found = accelerators.find(recipe.train.device)
+    count, what = (num_cores(), "core") if found.backend is None else (found.count(), "GPU")
     if most_ranks <= count:
         return None
     return f"{most_ranks} ranks share {count} {what}{'s' * (count > 1)}: more ranks than that cannot be faster here"

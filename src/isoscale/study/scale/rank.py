@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from isoscale.engine import device as accelerators
+from isoscale.engine.config import Schedule
 from isoscale.engine.settings import Decisions
 from isoscale.engine.step.cuda_graph import GraphedProgram
 from isoscale.engine.step.programs import Program
@@ -22,6 +22,7 @@ from isoscale.recipe.load import load_recipe
 from isoscale.recipe.schema import Recipe
 from isoscale.runs.open import OpenedRun, open_run
 from isoscale.study.scale.study import Measurement, Study, global_batch
+from isoscale.system import devices as accelerators
 
 TIMED_SECONDS = 2.0
 """How long the steps that count take together, where nobody says how many they are."""
@@ -66,7 +67,7 @@ def _keys(study: Study, recipe: Recipe, num_ranks: int) -> dict[str, Any]:
     }  # fmt: skip
     if recipe.train.nan == "rollback":
         keys["train.nan"] = "stop"  # there is no checkpoint to go back to
-    if recipe.schedule.name == "plateau":
+    if isinstance(recipe.schedule, Schedule) and recipe.schedule.name == "plateau":
         keys["schedule.name"] = "constant"  # it would wait for an evaluation
     return keys
 

@@ -88,7 +88,8 @@ def _conditions(study: Study) -> list[str]:
     last, record = study.measurements[-1], study.record
     decided = {key: _of_all(study, key) for key in ("precision", "program", "reduce", "threads")}
     hosts = list(dict.fromkeys(host for found in study.measurements for host in found.hosts))
-    hardware = record["hardware"].get("device") if last.decided["device"] == "cuda" else record["hardware"]["processor"]
+    on_host, gpu = last.decided["device"] == "cpu", record["hardware"].get("device")
+    hardware = gpu if gpu and not on_host else record["hardware"]["processor"]
     repeats = max(row.num_repeats for row in study.rows())
     many = f"median of {repeats} repeats, in which the rank counts take turns" if repeats > 1 else "measured once"
     return [

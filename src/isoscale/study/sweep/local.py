@@ -31,7 +31,9 @@ class Crew:
     def variables(self, slot: int) -> dict[str, str]:
         """Cores and GPUs of one of the workers, so that they share the machine."""
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // (self.workers * self.devices)))
-        return {"OMP_NUM_THREADS": threads, **self.gpus(slot, _visible_gpus())}
+        from isoscale.system.devices import visible_gpus
+
+        return {"OMP_NUM_THREADS": threads, **self.gpus(slot, visible_gpus())}
 
     def gpus(self, slot: int, visible: Sequence[str]) -> dict[str, str]:
         """The GPUs of a worker, each its own as far as there are enough."""
@@ -40,13 +42,6 @@ class Crew:
         first = slot * self.devices
         own = dict.fromkeys(visible[number % len(visible)] for number in range(first, first + self.devices))
         return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
-
-
-def _visible_gpus() -> list[str]:
-    import torch
-
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(number) for number in range(torch.cuda.device_count())] if chosen is None else chosen.split(",")
 
 
 class _Training(Process):
