@@ -142,7 +142,9 @@ class ModuleState:
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Copy weights in; names and shapes must be those of the module."""
-        load_weights(self._module, tensors)
+        criterion = getattr(self._module, "criterion", None)  # what a loss keeps was not saved once
+        kept = criterion.named_buffers(prefix="criterion") if isinstance(criterion, nn.Module) else ()
+        load_weights(self._module, {**dict(kept), **tensors})
 
 
 class DifferentWeights(UserError):

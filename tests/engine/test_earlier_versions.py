@@ -1,4 +1,4 @@
-"""Tasks written with the names that hooks had once go on training, with a warning that says the new one."""
+"""What was written for earlier versions goes on working: hooks, names, keywords, states."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import isoscale
+from isoscale.engine.state.registry import ModuleState
 from isoscale.engine.task import OLD_HOOKS
 
 X = torch.linspace(-1, 1, 64)[:, None]
@@ -69,3 +70,13 @@ def test_old_public_names_and_keywords_are_taken_with_a_warning(tmp_path):
         assert isoscale.Pair is isoscale.WeightedSum
     with pytest.warns(DeprecationWarning, match=r"isoscale\.exhibits is now isoscale\.figures"):
         assert isoscale.exhibits is isoscale.figures
+
+
+def test_a_state_from_before_losses_were_saved_is_taken():
+    task = isoscale.Supervised(nn.Linear(1, 2), loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
+    tensors, values = ModuleState(task).state()
+    assert "criterion.weight" in tensors
+    earlier = {name: tensor.clone() + 1 for name, tensor in tensors.items() if not name.startswith("criterion.")}
+    ModuleState(task).load(earlier, values)
+    torch.testing.assert_close(task.model.weight.detach(), earlier["model.weight"])
+    torch.testing.assert_close(task.criterion.weight, torch.tensor([1.0, 3.0]))
