@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 from isoscale.data.batches import BatchPlan
-from isoscale.data.column_source import ColumnSource
+from isoscale.data.sources import ColumnSource
 from isoscale.data.feeds.residency import make_feed
 from isoscale.data.formats.npy import open_npy
 from isoscale.data.order import Order

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isoscale.cli import project
+from isoscale.cli import init
 from tests import warm
 from tests.helpers import cli
 
@@ -111,7 +111,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_nothing_behind(isoscale, tmp_pat
             raise OSError(28, "No space left on device")
         return write_text(path, *words, **options)
 
-    monkeypatch.setattr(project.Path, "write_text", fill_up)
+    monkeypatch.setattr(init.Path, "write_text", fill_up)
     refused = isoscale("init", "my-balls")
     assert refused.code == 2 and "No space left on device" in refused.err
     assert len(written) == 4 and not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from isoscale.cli.recipe import app
+from isoscale.cli.recipe.recipe import app
 from isoscale.errors import UserError
 from isoscale.recipe.load import load_recipe
 from tests.helpers import cli

@@ -12,7 +12,7 @@ import pytest
 
 from isoscale.errors import START_AGAIN
 from tests import warm
-from tests.cli.test_stopping import on_a_terminal
+from tests.cli.train.test_stopping import on_a_terminal
 from tests.helpers import cli, command, first_of, sha, train
 from tests.parallel.processes import children, wait_until_gone
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from isoscale.data.order import Order
-from isoscale.data.quality import describe_windows, shuffle_quality
-from isoscale.data.window_order import WindowOrder
+from isoscale.data.window_order import WindowOrder, describe_windows, shuffle_quality
 
 
 @pytest.mark.parametrize("num_samples", [1000, 34_992, 10**6, 10**12])

@@ -9,8 +9,7 @@ import torchmetrics
 from torch import Tensor, nn
 
 import isoscale
-from isoscale.data.scaling import Scale
-from isoscale.data.transforms import Divide, Flatten, Noise, Normalize
+from isoscale.data.transforms import Divide, Flatten, Noise, Normalize, Scale
 from isoscale.engine.target_units import TargetUnits
 from isoscale.errors import UserError
 from tests.helpers import QUIET, first_of, sha

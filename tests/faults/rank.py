@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from isoscale.cli.failure import describe
+from isoscale.cli.main import describe
 from isoscale.errors import exit_code
 from isoscale.parallel import world
 

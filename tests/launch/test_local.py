@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.cli.test_stopping import on_a_terminal
+from tests.cli.train.test_stopping import on_a_terminal
 from tests.helpers import cli, command
 from tests.parallel.processes import wait_until_gone
 

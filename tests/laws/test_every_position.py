@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from isoscale.data.batches import BatchPlan, tensors_of
-from isoscale.data.column_source import ColumnSource
 from isoscale.data.feeds.feed import Feed, Part
 from isoscale.data.feeds.host import HostFeed
 from isoscale.data.feeds.residency import make_feed
@@ -22,7 +21,7 @@ from isoscale.data.formats.npy import open_npy
 from isoscale.data.order import Order
 from isoscale.data.samples import InProcess
 from isoscale.data.shards import rank_parts
-from isoscale.data.sources import DatasetSource
+from isoscale.data.sources import ColumnSource, DatasetSource
 from isoscale.data.window_order import WindowOrder
 
 CPU = torch.device("cpu")

@@ -238,8 +238,8 @@ FAULTS = [
         "sample order",
         "what comes behind the shorter block of a window is not moved up",
         "data/window_order.py",
-        "end_of_last = (last + 1) * self.samples_per_block - self._lacking",
-        "end_of_last = (last + 1) * self.samples_per_block",
+        "start + mixed >= (last + 1) * self.samples_per_block - self._lacking)",
+        "start + mixed >= (last + 1) * self.samples_per_block)",
     ),
     Fault(
         "sample order",
@@ -436,7 +436,7 @@ FAULTS = [
     Fault(
         "scaling of data",
         "the deviation forgets how far apart the means of blocks are",
-        "data/scaling.py",
+        "data/transforms.py",
         "self._square = self._square + square + apart.square() * (self._count * count / total)",
         "self._square = self._square + square",
     ),
@@ -481,8 +481,8 @@ FAULTS = [
         "augmentation and dropout",
         "a dataset that draws random numbers draws the same ones in every epoch",
         "data/samples.py",
-        "fold(fold(both, epochs.numpy()), indices.numpy())",
-        "fold(fold(both, 0 * epochs.numpy()), indices.numpy())",
+        "fold(fold(np.array(self._keys)[:, None], request.epochs.numpy()), indices.numpy())",
+        "fold(fold(np.array(self._keys)[:, None], 0 * request.epochs.numpy()), indices.numpy())",
     ),
     Fault(
         "augmentation and dropout",
@@ -626,7 +626,7 @@ FAULTS = [
     Fault(
         "launch",
         "hosts of a Slurm list lose the zeros in front of their numbers",
-        "parallel/environments/node_list.py",
+        "parallel/environments/schedulers.py",
         'yield from (f"{value:0{len(first)}d}" for value in range(int(first), int(last) + 1))',
         "yield from (str(value) for value in range(int(first), int(last) + 1))",
     ),
@@ -640,7 +640,7 @@ FAULTS = [
     Fault(
         "launch",
         "ranks that torchrun starts again meet under the names of the start before",
-        "parallel/environments/plain.py",
+        "parallel/environments/find.py",
         'attempt = variables.get("TORCHELASTIC_RESTART_COUNT", "0")',
         'attempt = variables.get("TORCHELASTIC_MAX_RESTARTS", "0")',
     ),

@@ -31,5 +31,5 @@ def test_the_tests_beside_a_fault_run_first_and_all_others_last():
 
 
 def test_the_tests_of_a_folder_without_tests_of_its_own_are_those_of_the_folder_above():
-    found = stages(next(fault for fault in FAULTS if fault.file == "parallel/environments/plain.py"))
+    found = stages(next(fault for fault in FAULTS if fault.file == "parallel/environments/find.py"))
     assert any("tests/parallel/test_environment.py" in stage for stage in found)

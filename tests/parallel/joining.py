@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from isoscale.cli.failure import describe
+from isoscale.cli.main import describe
 from isoscale.errors import exit_code
 from isoscale.parallel import world
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from isoscale.errors import UserError
 from isoscale.parallel.environments.find import Environment, find
-from isoscale.parallel.environments.node_list import expand, expand_counts
+from isoscale.parallel.environments.schedulers import expand, expand_counts
 from tests import warm
 
 PLAIN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from isoscale.recipe.components import check, resolve
-from isoscale.recipe.finding import find_module
+from isoscale.recipe.outline import find_module
 from isoscale.recipe.trust import read
 from tests.recipe.test_components import THINGS, texts
 

@@ -58,7 +58,7 @@ def test(
     if as_json:
         print_json(measured.metrics)
         return
-    from isoscale.cli.metric_tables import lines
+    from isoscale.cli.train.metric_tables import lines
 
     echo(f"{found.path}, {found.checkpoint_words(checkpoint)}")
     echo("\n".join(lines(measured.metrics, measured.units, measured.of_all)))

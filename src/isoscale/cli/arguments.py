@@ -1,5 +1,6 @@
 """The arguments that say what to train, which several commands have in common."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -33,3 +34,13 @@ def sort_out(recipe: str | None, overrides: list[str] | None) -> tuple[str | Non
     if recipe is not None and ("=" in recipe or recipe.startswith("~")):
         return None, [recipe, *words]
     return recipe, words
+
+
+def start_ranks(devices: int | None) -> None:
+    """Start so many ranks with the words of this command, and end with them; a rank itself goes on."""
+    if devices is None or devices == 1:
+        return
+    from isoscale.launch.local import is_rank, launch
+
+    if not is_rank():
+        raise typer.Exit(launch(devices, sys.argv))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoscale.cli.data_words import progress, split_words
+from isoscale.cli.data.words import progress, split_words
 from isoscale.science.registry import generators
 from isoscale.system.printing import echo
 
@@ -62,7 +62,7 @@ def make(
     format_name: Annotated[str, typer.Option("--format", metavar="NAME", help="npy, hdf5 or zarr.")] = "npy",
 ) -> None:
     """Make data files out of others, row by row; what was made already is left alone."""
-    from isoscale.data.formats.finding import find_files
+    from isoscale.data.files import find_files
     from isoscale.data.tools.convert import MANIFEST, make_files
 
     patterns, arguments = split_words(words)

@@ -6,28 +6,19 @@ from typing import Annotated, NoReturn
 import typer
 
 from isoscale._version import __version__
-from isoscale.cli import (
-    apply,
-    compare,
-    data,
-    doctor,
-    export,
-    init,
-    jobs,
-    recipe,
-    report,
-    reproduce,
-    runs,
-    scale,
-    submit,
-    sweep,
-    tensorboard,
-    train,
-)
+from isoscale.cli import apply, doctor, init, jobs, scale, submit, sweep
+from isoscale.cli.data import data
 from isoscale.cli.job_options import JobCommand
-from isoscale.errors import INTERRUPTED, USER_CAN_FIX, PeerFailed, Stopped, exit_code
+from isoscale.cli.recipe import recipe
+from isoscale.cli.runs import runs, tensorboard
+from isoscale.cli.train import train
+from isoscale.errors import FAILED, INTERRUPTED, USER_CAN_FIX, PeerFailed, Stopped, exit_code, is_full_disk, message
 from isoscale.system import early_stop, signals
 from isoscale.system.printing import echo, finish
+
+_BESIDES = (["train"], ["sweep"], ["scale"], ["submit"])
+"""Commands whose words are not what they are called for."""
+HINT = "add --debug to the command to see the traceback"
 
 app = typer.Typer(
     name="isoscale",
@@ -39,26 +30,22 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("test", context_settings=apply.MORE_WORDS)(apply.test)
 app.command("predict", context_settings=apply.MORE_WORDS)(apply.predict)
-app.command("export")(export.export)
+app.command("export")(train.export)
 app.command("submit", cls=JobCommand)(submit.submit)
 app.command("sweep", cls=JobCommand)(sweep.sweep)
 app.command("status")(jobs.status)
 app.command("cancel")(jobs.cancel)
 app.command("logs")(jobs.logs)
 app.command("scale", cls=JobCommand)(scale.scale)
-app.command("compare")(compare.compare)
-app.command("report")(report.report)
-app.command("reproduce")(reproduce.reproduce)
+app.command("compare")(runs.compare)
+app.command("report")(runs.report)
+app.command("reproduce")(runs.reproduce)
 app.command("tensorboard")(tensorboard.tensorboard)
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(data.app, name="data")
 app.command("init")(init.init)
 app.command("doctor")(doctor.doctor)
-
-
-_BESIDES = (["train"], ["sweep"], ["scale"], ["submit"])
-"""Commands whose words are not what they are called for."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -97,7 +84,12 @@ def run() -> None:
         asked = early_stop.exit_code()  # it may have come out as any error
         code = exit_code(error) if asked is None else _told(asked)
         if asked is None and _speaks():
-            _report(error, debug)
+            if debug and not isinstance(error, PeerFailed):
+                import traceback
+
+                echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+            else:
+                echo(describe(error), err=True)
     unwritten = finish()
     if unwritten and code == 0 and words[:1] not in _BESIDES and _speaks():
         echo(f"error: cannot write standard output: {unwritten}", err=True)
@@ -110,17 +102,6 @@ def _told(code: int | str | None) -> int | str | None:
     if code == INTERRUPTED and _speaks() and not _has_launched():
         echo("interrupted", err=True)
     return code
-
-
-def _report(error: Exception, debug: bool) -> None:
-    from isoscale.cli.failure import describe
-
-    if debug and not isinstance(error, PeerFailed):
-        import traceback
-
-        echo("".join(traceback.format_exception(error)).rstrip(), err=True)
-    else:
-        echo(describe(error), err=True)
 
 
 def _speaks() -> bool:
@@ -141,3 +122,12 @@ def _exit(code: int | str | None) -> NoReturn:
     if world is not None and isinstance(code, int):
         world.end(code)
     sys.exit(code)
+
+
+def describe(error: BaseException) -> str:
+    """The message; without a traceback, unless it is that of another rank, which can be seen nowhere else."""
+    notes = [] if is_full_disk(error) else getattr(error, "__notes__", [])
+    hints = [HINT] if exit_code(error) == FAILED and not isinstance(error, PeerFailed) else []
+    text = "\n  ".join([f"error: {message(error)}", *notes, *hints])
+    there = error.traceback if isinstance(error, PeerFailed) else ""
+    return f"{text}\n{there}".rstrip()

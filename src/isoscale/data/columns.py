@@ -1,6 +1,9 @@
-"""Arrays in files, one row per sample: what the formats have in common, and several files as one."""
+"""Columns: arrays in files, one row per sample; several files as one, and rows that are read in several threads."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +21,10 @@ MOST_LABEL_BYTES = 64 << 20
 
 Rows = NDArray[np.int64]
 Array = NDArray[Any]
+NUM_THREADS = 16
+"""More than most machines have cores to spare: threads that wait for a disk cost nothing."""
+CHUNK_BYTES = 1 << 20
+"""What one thread reads at a time; what is smaller is not worth a thread."""
 
 
 class Column(Protocol):
@@ -86,3 +93,30 @@ class Joined:
         for part, mine in zip(parts, np.split(by_part, first[1:]), strict=True):
             found[mine] = self.parts[part].take(rows[mine] - self._starts[part])
         return found
+
+
+def rows_at_once(column: Column) -> int:
+    """How many rows one thread reads at a time."""
+    return max(1, CHUNK_BYTES // max(1, row_bytes(column)))
+
+
+def fill(out: Array, rows: Rows, size: int, read: Callable[[Rows], Array]) -> Array:
+    """Write the rows that `read` gives into `out`, `size` of them at a time, in several threads where there are more.
+
+    `read` may fill by itself, but no more than `size` rows at once: a thread that waits for its own pool waits forever.
+    """
+
+    def one(start: int) -> None:
+        out[start : start + size] = read(rows[start : start + size])
+
+    if len(rows) <= size:
+        one(0)
+    else:
+        list(_pool(os.getpid()).map(one, range(0, len(rows), size)))
+    return out
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int) -> ThreadPoolExecutor:
+    """The threads of this process; a forked process has none of its parent's."""
+    return ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="isoscale-rows")

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from isoscale.data.batches import tensors_of
-from isoscale.data.column_source import ColumnSource
 from isoscale.data.columns import Column, Rows, row_bytes
-from isoscale.data.formats.finding import find_files
+from isoscale.data.files import find_files
 from isoscale.data.formats.lmdb import LmdbSource
 from isoscale.data.formats.opening import SUFFIXES, dataset_names, format_of, open_column
 from isoscale.data.formats.views import Without, files_of, place
-from isoscale.data.sources import Source, Sources, Subset, split_source
+from isoscale.data.sources import ColumnSource, Source, Sources, Subset, split_source
 from isoscale.errors import UserError
 from isoscale.system.printing import echo
 
@@ -70,30 +69,27 @@ class Files(Sources):
 
 
 def _source(columns: Columns | None, where: str, on_nan: OnNan) -> Source:
+    """Columns by name; of a path alone, all arrays of the file by their names, or its samples."""
     if isinstance(columns, str):
-        return _whole_file(columns, where, on_nan)
+        files = find_files(columns, tuple(SUFFIXES))
+        if len(files) == 1 and format_of(files[0]) == "lmdb":
+            return _checked_records(LmdbSource(files[0]), files[0], on_nan)
+        names = dataset_names(files[0])
+        if names is None:
+            raise UserError(f"{where}: {files[0]} holds one array without a name; write {where}: {{input: {columns}}}")
+        return _checked({name: open_column({"path": columns, "dataset": name}, where) for name in names}, on_nan)
     if not columns:
         raise UserError(f"{where} names no column; write {where}: {{input: PATH, target: PATH}}")
     opened = {name: open_column(spec, f"{where}.{name}") for name, spec in columns.items()}
     return _checked(opened, on_nan)
 
 
-def _whole_file(path: str, where: str, on_nan: OnNan) -> Source:
-    """All arrays of a file by their names, or its samples."""
-    files = find_files(path, tuple(SUFFIXES))
-    if len(files) == 1 and format_of(files[0]) == "lmdb":
-        return _checked_records(LmdbSource(files[0]), files[0], on_nan)
-    names = dataset_names(files[0])
-    if names is None:
-        raise UserError(f"{where}: {files[0]} holds one array without a name; write {where}: {{input: {path}}}")
-    return _checked({name: open_column({"path": path, "dataset": name}, where) for name in names}, on_nan)
-
-
 def _checked_records(source: LmdbSource, path: Path, on_nan: OnNan) -> Source:
     if on_nan == "keep":
         return source
     with _patiently():
-        is_bad = [_has_nan(source, index) for index in range(len(source))]
+        fetched = (tensors_of(source.fetch(torch.tensor([index]))) for index in range(len(source)))
+        is_bad = [any(bool(tensor.isnan().any()) for tensor in tensors) for tensors in fetched]
     if not any(is_bad):
         return source
     count, first = f"{sum(is_bad):,} of {len(source):,} samples", is_bad.index(True)
@@ -103,13 +99,12 @@ def _checked_records(source: LmdbSource, path: Path, on_nan: OnNan) -> Source:
     return Subset(source, torch.tensor(is_bad).logical_not().nonzero().flatten())
 
 
-def _has_nan(source: Source, index: int) -> bool:
-    tensors = tensors_of(source.fetch(torch.tensor([index])))
-    return any(bool(tensor.isnan().any()) for tensor in tensors)
-
-
 def _checked(columns: dict[str, Column], on_nan: OnNan) -> ColumnSource:
-    _check_types(columns)
+    for name, column in columns.items():
+        if column.dtype.kind in "fc" and column.dtype.itemsize > 8 * (1 + (column.dtype.kind == "c")):
+            raise UserError(
+                f"{name} is stored as {column.dtype}, which no tensor can be; set its dtype, such as float64"
+            )
     _check_pairs(columns)
     source = ColumnSource(columns)
     if on_nan == "keep":
@@ -125,14 +120,6 @@ def _checked(columns: dict[str, Column], on_nan: OnNan) -> ColumnSource:
         raise UserError(f"no row would be left: {_where_nan(columns, bad)}")
     _say(f"left out {len(dropped):,} of {len(source):,} rows, in which something is not a number")
     return ColumnSource({name: Without(column, dropped) for name, column in columns.items()})
-
-
-def _check_types(columns: Mapping[str, Column]) -> None:
-    for name, column in columns.items():
-        if column.dtype.kind in "fc" and column.dtype.itemsize > 8 * (1 + (column.dtype.kind == "c")):
-            raise UserError(
-                f"{name} is stored as {column.dtype}, which no tensor can be; set its dtype, such as float64"
-            )
 
 
 def _check_pairs(columns: Mapping[str, Column]) -> None:
@@ -184,17 +171,12 @@ def nan_rows(column: Column) -> Rows:
 
 
 def _where_nan(columns: Mapping[str, Column], bad: Mapping[str, Rows]) -> str:
-    counts = [
-        f"{name} in {len(rows):,} of {columns[name].num_rows:,} rows, first in {_place(columns[name], rows)}"
-        for name, rows in bad.items()
-        if len(rows)
-    ]
+    counts = []
+    for name, rows in bad.items():
+        if len(rows):
+            file, row = place(columns[name], int(rows[0]))
+            counts.append(f"{name} in {len(rows):,} of {columns[name].num_rows:,} rows, first in {file}, row {row}")
     return f"something is not a number: {'; '.join(counts)}. {REMEDY}"
-
-
-def _place(column: Column, rows: Rows) -> str:
-    file, row = place(column, int(rows[0]))
-    return f"{file}, row {row}"
 
 
 def _say(text: str) -> None:

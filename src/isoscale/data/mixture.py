@@ -88,13 +88,12 @@ class Systems(Sources):
     ) -> None:
         """Each entry is a source, or data with splits of which it takes the one that it stands under."""
         parts = dict(zip(SPLITS, (train, val, test), strict=False))
-        mixtures = {split: Mixture([_of_split(each, split) for each in given], probabilities)
-                    for split, given in parts.items() if given}  # fmt: skip
+        mixtures = {}
+        for split, given in parts.items():
+            if given:
+                systems = [getattr(each, split) if isinstance(each, Sources) else each for each in given]
+                mixtures[split] = Mixture(systems, probabilities)
         super().__init__(**mixtures)
-
-
-def _of_split(data: Any, split: str) -> Any:
-    return getattr(data, split) if isinstance(data, Sources) else data
 
 
 def system_batch_sizes(mixture: Mixture, wanted: int | Sequence[int] | str) -> list[int]:
@@ -117,7 +116,12 @@ def system_probabilities(wanted: str | Sequence[float], num_batches: Sequence[in
     """How likely each system is drawn; `num_batches` are those of one pass over each."""
     weights = np.asarray(num_batches, dtype=np.float64)
     if not isinstance(wanted, str):
-        weights = _explicit(wanted, len(weights))
+        num_systems, weights = len(num_batches), np.asarray(wanted, dtype=np.float64)
+        if weights.shape != (num_systems,) or (weights < 0).any() or not weights.sum() > 0:
+            raise UserError(
+                f"probabilities: expected {num_systems} numbers, one for each system, not negative and not all 0; "
+                f"found {list(wanted)}"
+            )
     else:
         kind, _, rest = wanted.partition(";")
         kind = _SYNONYMS.get(kind, kind)
@@ -127,16 +131,6 @@ def system_probabilities(wanted: str | Sequence[float], num_batches: Sequence[in
             )
         weights = np.ones_like(weights) if kind == "uniform" else _in_blocks(weights, rest, wanted)
     return weights / weights.sum()
-
-
-def _explicit(wanted: Sequence[float], num_systems: int) -> NDArray[np.float64]:
-    weights = np.asarray(wanted, dtype=np.float64)
-    if weights.shape != (num_systems,) or (weights < 0).any() or not weights.sum() > 0:
-        raise UserError(
-            f"probabilities: expected {num_systems} numbers, one for each system, not negative and not all 0; "
-            f"found {list(wanted)}"
-        )
-    return weights
 
 
 def _in_blocks(weights: NDArray[np.float64], rest: str, wanted: str) -> NDArray[np.float64]:

@@ -85,7 +85,13 @@ class StepRandom:
         count = math.prod(shape)
         element = torch.arange(count, device=self.samples.device) * GOLDEN
         word = ((element + high[:, None]) & MASK) ^ low[:, None]
-        return _finish(word).view(len(self.samples), *shape)
+        # The hash's mix, in place: this runs over as many elements as an activation has.
+        word ^= word >> 16
+        word.mul_(MULTIPLIER_1).bitwise_and_(MASK)
+        word ^= word >> 15
+        word.mul_(MULTIPLIER_2).bitwise_and_(MASK)
+        word ^= word >> 16
+        return word.view(len(self.samples), *shape)
 
     def once(self, purpose: str) -> Tensor:
         """One random 32-bit word (batch,) for each sample, the same in every step."""
@@ -123,24 +129,11 @@ class StepRandom:
             pairs = [[fold(key, self.step) for key in _keys(self.seed, purpose)] for purpose in self._rows]
             folded = torch.tensor(pairs)
         else:
-            folded = torch.as_tensor(fold(self._key_tensor(self.samples.device), self.step))
+            if self._keys is None or len(self._keys) < len(self._rows):  # only when a step asks for something new
+                keys = [_keys(self.seed, purpose) for purpose in self._rows]
+                self._keys = torch.tensor(keys, device=self.samples.device)
+            folded = torch.as_tensor(fold(self._keys, self.step))
         return torch.as_tensor(fold(folded[:, :, None], self.samples))
-
-    def _key_tensor(self, device: torch.device) -> Tensor:
-        """The keys (purposes, 2) on the device; made anew only when a step asks for something new."""
-        if self._keys is None or len(self._keys) < len(self._rows):
-            self._keys = torch.tensor([_keys(self.seed, purpose) for purpose in self._rows], device=device)
-        return self._keys
-
-
-def _finish(word: Tensor) -> Tensor:
-    """The hash's mix, in place: this runs over as many elements as an activation has."""
-    word ^= word >> 16
-    word.mul_(MULTIPLIER_1).bitwise_and_(MASK)
-    word ^= word >> 15
-    word.mul_(MULTIPLIER_2).bitwise_and_(MASK)
-    word ^= word >> 16
-    return word
 
 
 def _keys(seed: int, purpose: str) -> tuple[int, int]:
@@ -195,7 +188,7 @@ class KeyedDropout(nn.Module):
                 "apply dropout to tensors whose first dimension is the batch"
             )
         deciding = self._num_deciding(input.dim())
-        keep = self._keep(random.bits(random.another(self.purpose), tuple(input.shape[1:deciding])))
+        keep = random.bits(random.another(self.purpose), tuple(input.shape[1:deciding])) >= round(self.p * 2**32)
         keep = keep.view(*keep.shape, *([1] * (input.dim() - deciding)))
         factor = keep.to(input.dtype).mul_(1 / (1 - self.p) if self.p < 1 else 0.0)
         return input.mul_(factor) if self.inplace else input * factor
@@ -206,9 +199,6 @@ class KeyedDropout(nn.Module):
             return num_dimensions
         without_channels = self.num_spatial in (1, 3) and num_dimensions == self.num_spatial + 1
         return 1 if without_channels else 2
-
-    def _keep(self, bits: Tensor) -> Tensor:
-        return bits >= round(self.p * 2**32)
 
 
 _SPATIAL = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
@@ -232,17 +222,10 @@ def key_dropout(module: nn.Module) -> list[str]:
             if child not in swapped:
                 keyed = KeyedDropout(child.p, name, _SPATIAL[type(child)], child.inplace)
                 swapped[child] = keyed.train(child.training)
-            _replace(module, name, swapped[child])
-        elif _draws(child):
+            parent, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(parent), attribute, swapped[child])
+            continue
+        rate = child.p if isinstance(child, nn.modules.dropout._DropoutNd) else getattr(child, "dropout", 0)
+        if isinstance(child, nn.RReLU) or (type(rate) in (int, float) and rate > 0):
             unkeyed.setdefault(child, f"{name or 'the task itself'} ({type(child).__name__})")
     return list(unkeyed.values())
-
-
-def _replace(module: nn.Module, name: str, child: nn.Module) -> None:
-    parent, _, attribute = name.rpartition(".")
-    setattr(module.get_submodule(parent), attribute, child)
-
-
-def _draws(module: nn.Module) -> bool:
-    rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
-    return isinstance(module, nn.RReLU) or (type(rate) in (int, float) and rate > 0)

@@ -1,4 +1,8 @@
-"""Pickles of arrays and plain containers, read without running anything that they ask for."""
+"""Pickles of arrays and plain containers, read without running anything that they ask for.
+
+By hand, because records of LMDB files and batches of CIFAR are bare pickles: `torch.load(weights_only=True)` reads
+torch's own files alone, and numpy either refuses pickles or runs them.
+"""
 
 import pickle
 from collections import OrderedDict

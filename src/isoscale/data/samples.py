@@ -76,27 +76,17 @@ class SampleReader:
         """The samples asked for, collated; raises Unwanted before one of them once nobody waits for them."""
         indices = self.indices(request.samples)
         samples = []
-        for index, seeds in zip(indices.tolist(), _seeds(self._keys, request.epochs, indices), strict=True):
+        words = np.asarray(fold(fold(np.array(self._keys)[:, None], request.epochs.numpy()), indices.numpy()))
+        for index, low, high in zip(indices.tolist(), *words.tolist(), strict=True):
             if not is_wanted(index):
                 raise Unwanted
-            _seed_generators(*seeds)
+            random.seed(high << 32 | low)
+            np.random.seed(high)  # not the word of torch, or both would give the same stream
+            torch.default_generator.manual_seed(low)
             with _noted(f"while reading sample {index} of {self.name}"):
                 samples.append(self._dataset[index])
         with _noted(f"while putting samples together, the first of them {indices[0]}"):
             return self._collate(samples)
-
-
-def _seeds(keys: tuple[int, int], epochs: Tensor, indices: Tensor) -> list[list[int]]:
-    """Two words for each sample."""
-    both = np.array(keys)[:, None]
-    return np.asarray(fold(fold(both, epochs.numpy()), indices.numpy())).T.tolist()
-
-
-def _seed_generators(low: int, high: int) -> None:
-    """Seed all three; numpy and torch take different words, because equal ones would give both the same stream."""
-    random.seed(high << 32 | low)
-    np.random.seed(high)
-    torch.default_generator.manual_seed(low)
 
 
 @contextmanager

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from isoscale.data import rng
 from isoscale.data.batches import Batch
-from isoscale.data.column_source import ColumnSource
 from isoscale.data.mixture import Mixture
-from isoscale.data.sources import Source, nbytes, own_copy
+from isoscale.data.sources import ColumnSource, Source, nbytes, own_copy
 from isoscale.engine.lightning.loaders import seeded
 
 BLOCK_BYTES = 64 << 20

@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
+from isoscale.system.machine import text_of
+
 SYSTEM = Path("/sys")
 _THREADS = Path("/proc/self/task")
 
@@ -104,38 +106,24 @@ def _cut(cores: Cores, count: int) -> list[Cores]:
 def read_nodes(allowed: Collection[int], system: Path = SYSTEM) -> dict[int, Cores]:
     """The cores of every NUMA node, as far as their hardware threads are allowed; of one where there is no telling."""
     found: dict[int, Cores] = {}
-    node_of = _node_of_threads(system)
+    lists = (system / "devices/system/node").glob("node[0-9]*/cpulist")
+    node_of = {
+        thread: int(path.parent.name.removeprefix("node")) for path in lists for thread in _numbers(text_of(path))
+    }
     left = sorted(allowed)
     while left:
-        core = tuple(sorted(_siblings(left[0], system) & set(left)))
+        folder = system / f"devices/system/cpu/cpu{left[0]}/topology"
+        siblings = _numbers(text_of(folder / "core_cpus_list") or text_of(folder / "thread_siblings_list"))
+        core = tuple(sorted((siblings | {left[0]}) & set(left)))
         found.setdefault(node_of.get(left[0], 0), []).append(core)
         left = [thread for thread in left if thread not in core]
     return found
 
 
-def _node_of_threads(system: Path) -> dict[int, int]:
-    lists = (system / "devices/system/node").glob("node[0-9]*/cpulist")
-    return {thread: int(path.parent.name.removeprefix("node")) for path in lists for thread in _numbers(_read(path))}
-
-
-def _siblings(thread: int, system: Path) -> set[int]:
-    folder = system / f"devices/system/cpu/cpu{thread}/topology"
-    text = _read(folder / "core_cpus_list") or _read(folder / "thread_siblings_list")
-    return _numbers(text) | {thread}
-
-
 def node_of_device(address: str, system: Path = SYSTEM) -> int | None:
     """The NUMA node of a device with an address on the PCI bus, such as 0000:3b:00.0."""
-    text = _read(system / "bus/pci/devices" / address / "numa_node")
+    text = text_of(system / "bus/pci/devices" / address / "numa_node")
     return int(text) if text.isdigit() else None  # -1: it is near to none
-
-
-def _read(path: Path) -> str:
-    """The text of a file, or nothing: which of them there are depends on the system."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _numbers(text: str) -> set[int]:

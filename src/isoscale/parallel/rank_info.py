@@ -3,7 +3,6 @@
 import hashlib
 import os
 import platform
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,14 +69,10 @@ def _of_device(kind: str) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """What has to be the same on all ranks, by name."""
+    found = hashlib.sha256()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        found.update(f"{file.relative_to(PACKAGE)}\0".encode() + file.read_bytes())
     return {
         "isoscale": __version__, "torch": torch.__version__, "Python": platform.python_version(),
-        FILES: _digest(sorted(PACKAGE.rglob("*.py"))),
+        FILES: found.hexdigest()[:12],
     }  # fmt: skip
-
-
-def _digest(files: Iterable[Path]) -> str:
-    found = hashlib.sha256()
-    for file in files:
-        found.update(f"{file.relative_to(PACKAGE)}\0".encode() + file.read_bytes())
-    return found.hexdigest()[:12]

@@ -6,20 +6,101 @@ which is the same on every rank: all of it travels in one buffer.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from isoscale.errors import UserError
-from isoscale.parallel.buffer import Buffer, Buffers
 from isoscale.parallel.collectives import ALONE, Ranks
 
+_ALIGNMENT = 128
+"""Bytes: where a tensor may begin, so that vector loads are whole."""
 DEFAULT_SHARDS = 8
 OVERLAP_FROM = 32_000_000
 """Parameters from which `auto` sends gradients while others are still computed; below, there is little to hide."""
-
 Like = Callable[[], list[Tensor]]
+
+
+class Buffer:
+    """Room for a list of tensors side by side, those of one dtype together."""
+
+    def __init__(self, like: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
+        """For tensors like these; all are kept in `dtype`, or each in its own. A complex one is two real ones."""
+        self._is_complex = [tensor.is_complex() for tensor in like]
+        like = _real(like)
+        self._like = [torch.empty_like(tensor, device="meta") for tensor in like]
+        self._dtype = dtype
+        self._device = like[0].device
+        kinds = [dtype or tensor.dtype for tensor in like]
+        places: list[tuple[int, int]] = [(0, 0)] * len(like)
+        bounds, position = [], 0
+        for kind in dict.fromkeys(kinds):
+            first = position
+            for number in (number for number, each in enumerate(kinds) if each == kind):
+                length = like[number].numel() * kind.itemsize
+                places[number] = (position, position + length)
+                position += -(-length // _ALIGNMENT) * _ALIGNMENT
+            bounds.append((kind, first, position))
+        self.bytes = torch.zeros(position, dtype=torch.uint8, device=self._device)
+        self.sections = [self.bytes[first:last].view(kind) for kind, first, last in bounds]
+        """All tensors of a dtype as one."""
+        self._views = [
+            self.bytes[first:last].view(kind).view(tensor.shape)
+            for (first, last), kind, tensor in zip(places, kinds, like, strict=True)
+        ]
+
+    @cached_property
+    def other(self) -> "Buffer":
+        """Room for what another rank sends."""
+        return Buffer([torch.empty_like(tensor, device=self._device) for tensor in self._like], self._dtype)
+
+    def fill(self, tensors: Sequence[Tensor]) -> None:
+        """Copy tensors in."""
+        torch._foreach_copy_(self._views, _real(tensors))
+
+    def clear(self) -> None:
+        """Fill with what changes no sum: adding +0 would change the sign of a zero, adding -0 does not."""
+        for section in self.sections:
+            section.zero_().neg_()
+
+    def tensors(self) -> list[Tensor]:
+        """What is inside: views where the dtype is that of the buffer."""
+        found = [view.to(tensor.dtype) for view, tensor in zip(self._views, self._like, strict=True)]
+        pairs = zip(found, self._is_complex, strict=True)
+        return [torch.view_as_complex(tensor) if is_complex else tensor for tensor, is_complex in pairs]
+
+
+def _real(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor for tensor in tensors]
+
+
+class Buffers:
+    """The buffers of the kinds of lists that a rank sends; they stay where they are from step to step."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        """Buffers in which all is kept in `dtype`, or each tensor in its own."""
+        self._dtype = dtype
+        self._buffers: dict[object, Buffer] = {}
+
+    def filled(self, tensors: Sequence[Tensor]) -> Buffer:
+        """A buffer with these tensors."""
+        buffer = self._like(tensors)
+        buffer.fill(tensors)
+        return buffer
+
+    def cleared(self, like: Sequence[Tensor]) -> Buffer:
+        """A buffer for tensors like these that changes no sum."""
+        buffer = self._like(like)
+        buffer.clear()
+        return buffer
+
+    def _like(self, tensors: Sequence[Tensor]) -> Buffer:
+        key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if key not in self._buffers:
+            self._buffers[key] = Buffer(tensors, self._dtype)
+        return self._buffers[key]
 
 
 class Reducer(Protocol):
@@ -104,7 +185,10 @@ class TreeReducer:
 
     def add(self, shard: int, tensors: Sequence[Tensor]) -> None:
         """Add a leaf, after joining the subtrees that meet below the node where it meets them."""
-        while len(self._waiting) > 1 and self._top() < _meeting(self._waiting[-1][0], shard):
+        while len(self._waiting) > 1:
+            (left, _), (right, _) = self._waiting[-2:]
+            if _meeting(left, right) >= _meeting(right, shard):
+                break
             self._join()
         self._waiting.append((shard, list(tensors)))
 
@@ -115,21 +199,15 @@ class TreeReducer:
         own = self._waiting.pop()[1] if self._waiting else []
         if self.ranks.alone:
             return own
-        return self._climbed(self._buffers.filled(own) if own else self._buffers.cleared(like())).tensors()
-
-    def _climbed(self, buffer: Buffer) -> Buffer:
-        """Exchange and add, from the root of this rank's subtree to the root of all."""
+        buffer = self._buffers.filled(own) if own else self._buffers.cleared(like())
         self.ranks.tick("the gradients of all ranks")
-        level = 1
+        level = 1  # from the root of this rank's subtree to the root of all
         while level < self.ranks.world_size:
             self.ranks.exchange(buffer.bytes, buffer.other.bytes, self.ranks.rank ^ level)
             for mine, theirs in zip(buffer.sections, buffer.other.sections, strict=True):
                 mine.add_(theirs)
             level *= 2
-        return buffer
-
-    def _top(self) -> int:
-        return _meeting(self._waiting[-2][0], self._waiting[-1][0])
+        return buffer.tensors()
 
     def _join(self) -> None:
         _, right = self._waiting.pop()

@@ -62,7 +62,21 @@ def shared_key() -> Key:
 
 def user_key() -> Key:
     """That of the user, whatever the launcher gave to this process."""
-    return Key(_of_user(file()).encode())
+    path = file()
+    try:
+        found = _read(path)
+        if found is None:
+            _create(path)
+            found = _read(path)
+    except OSError as error:
+        raise UserError(
+            f"ranks need a secret that they share, and {path} cannot be used: {error.strerror or error}\n{EXPORT}"
+        ) from None
+    if not found or len(found) < SHORTEST:
+        raise UserError(
+            f"{path} should hold a secret of at least {SHORTEST} characters; remove it, and it is made anew"
+        )
+    return Key(found.encode())
 
 
 def file() -> Path:
@@ -79,24 +93,6 @@ def file() -> Path:
 def origin() -> str:
     """Where this process has its secret from, in words."""
     return f"the variable {VARIABLE}" if VARIABLE in os.environ else f"the file {file()}"
-
-
-def _of_user(path: Path) -> str:
-    """What the file holds; it is made where there is none."""
-    try:
-        found = _read(path)
-        if found is None:
-            _create(path)
-            found = _read(path)
-    except OSError as error:
-        raise UserError(
-            f"ranks need a secret that they share, and {path} cannot be used: {error.strerror or error}\n{EXPORT}"
-        ) from None
-    if not found or len(found) < SHORTEST:
-        raise UserError(
-            f"{path} should hold a secret of at least {SHORTEST} characters; remove it, and it is made anew"
-        )
-    return found
 
 
 def _read(path: Path) -> str | None:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -22,12 +22,11 @@ from isoscale.parallel import pinning
 from isoscale.parallel.collectives import ALONE, Ranks
 from isoscale.parallel.environments.base import LOOPBACK
 from isoscale.parallel.environments.find import Environment, find
-from isoscale.parallel.health.client import HealthClient
+from isoscale.parallel.health.client import HealthClient, open_sockets, shut, shut_doors
 from isoscale.parallel.health.preflight import Separated, cut_off, exchange_facts, first_sum, refused
 from isoscale.parallel.health.rendezvous import Arrival, NotMet, Rendezvous, interface, own_door, patience, within
 from isoscale.parallel.health.server import HealthServer
 from isoscale.parallel.health.signed_store import SignedStore, Store, prefixed
-from isoscale.parallel.health.sockets import open_sockets, shut, shut_doors
 from isoscale.parallel.rank_info import Facts, of_this_rank
 from isoscale.system import devices
 from isoscale.system.printing import finish
@@ -70,7 +69,14 @@ def join(device_kind: str, seconds: float | None = None) -> Ranks:
             return ALONE
         seconds = patience() if seconds is None else seconds
         meeting, arrivals = _meet(environment, seconds)
-        _membership = _join(environment, meeting, arrivals, device_kind)
+        hosts = tuple(arrival.host for arrival in arrivals)
+        server, client = _start_watch(environment, meeting.board, hosts)
+        local_rank = environment.local_rank
+        if local_rank is None:
+            local_rank = hosts[: environment.rank].count(hosts[environment.rank])
+        backend = _choose_backend(meeting.board, environment, device_kind, local_rank, hosts)
+        ranks = Ranks(environment.rank, environment.world, local_rank, hosts, backend, client.tick, meeting.board.key)
+        _membership = _Membership(ranks, client, server, meeting.board.store, os.getpid())
         atexit.register(leave)
         with guarded():
             _connect(_membership, meeting, arrivals, device_kind, min(seconds, CONNECT + environment.world / 8))
@@ -87,15 +93,6 @@ def _meet(environment: Environment, seconds: float) -> tuple[Rendezvous, list[Ar
         raise
 
 
-def _join(environment: Environment, meeting: Rendezvous, arrivals: list[Arrival], device_kind: str) -> _Membership:
-    hosts = tuple(arrival.host for arrival in arrivals)
-    server, client = _start_watch(environment, meeting.board, hosts)
-    local_rank = _local_rank(environment, hosts)
-    backend = _choose_backend(meeting.board, environment, device_kind, local_rank, hosts)
-    ranks = Ranks(environment.rank, environment.world, local_rank, hosts, backend, client.tick, meeting.board.key)
-    return _Membership(ranks, client, server, meeting.board.store, os.getpid())
-
-
 def _connect(
     member: _Membership, meeting: Rendezvous, arrivals: list[Arrival], device_kind: str, seconds: float
 ) -> None:  # fmt: skip
@@ -103,7 +100,11 @@ def _connect(
     ranks, client = member.ranks, member.client
     mine = of_this_rank(ranks.rank, ranks.hosts[ranks.rank], device_kind)
     member.ranks = ranks = replace(ranks, facts=exchange_facts(meeting.board, mine, ranks))
-    _look_after_neighbour(client, mine, ranks.facts)
+    # Every rank of a host watches over the process of the next one, and the last over that of the first.
+    others = [each for each in ranks.facts if each.host == mine.host and each.rank != mine.rank]
+    if others:
+        following = min(others, key=lambda each: (each.rank < mine.rank, each.rank))
+        client.look_after(following.rank, following.process, following.born)
 
     def look() -> None:
         if client.cause is not None:
@@ -119,14 +120,6 @@ def _connect(
     client.wake = lambda: shut(opened)
     if ranks.backend == "gloo" and LAZY not in os.environ:  # others connect when they need it
         shut_doors(opened, meeting.port)
-
-
-def _look_after_neighbour(client: HealthClient, mine: Facts, told: Sequence[Facts]) -> None:
-    """Every rank of a host watches over the process of the next one, and the last over that of the first."""
-    others = [each for each in told if each.host == mine.host and each.rank != mine.rank]
-    if others:
-        following = min(others, key=lambda each: (each.rank < mine.rank, each.rank))
-        client.look_after(following.rank, following.process, following.born)
 
 
 def _try_to_open(
@@ -164,12 +157,6 @@ def _start_watch(
         told = cut_off(board, environment.rank, words)
         _is_silent = told is not None
         raise UserError(told or words) from None
-
-
-def _local_rank(environment: Environment, hosts: tuple[str, ...]) -> int:
-    if environment.local_rank is not None:
-        return environment.local_rank
-    return hosts[: environment.rank].count(hosts[environment.rank])
 
 
 def _choose_backend(

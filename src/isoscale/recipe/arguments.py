@@ -26,13 +26,19 @@ def check_arguments(
     neighbours: Iterable[str] = (),
 ) -> list[Problem]:
     """Unknown, missing and mistyped arguments of a call; `neighbours` are other keys that may have been meant."""
-    signature = _signature(target)
-    if signature is None:
-        return []
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):
+        return []  # some classes written in C do not tell theirs
     unknown = _unknown(target, signature, arguments, path, provided, neighbours)
     # A misspelt argument is one mistake, not one unknown and one missing argument.
     covered = {*arguments, *provided, *(problem.suggestion for problem in unknown)}
-    missing, mistyped = _missing(target, signature, covered, path), _mistyped(target, signature, arguments, path)
+    missing = [
+        Problem(path, f'{_label(target)} needs the argument "{name}"')
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in _VARIADIC and name not in covered
+    ]
+    mistyped = _mistyped(target, signature, arguments, path)
     return unknown + missing + mistyped + _not_finite(target, arguments, path)
 
 
@@ -46,13 +52,6 @@ def _not_finite(target: Callable[..., Any], value: Any, path: KeyPath) -> list[P
         return []  # a component, which is checked by itself
     inside = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     return [problem for key, child in inside for problem in _not_finite(target, child, (*path, key))]
-
-
-def _signature(target: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(target)
-    except (TypeError, ValueError):
-        return None  # some classes written in C do not tell theirs
 
 
 def _label(target: Callable[..., Any]) -> str:
@@ -82,21 +81,14 @@ def _unknown(
     return problems
 
 
-def _missing(
-    target: Callable[..., Any], signature: inspect.Signature, covered: set[str | None], path: KeyPath
-) -> list[Problem]:
-    names = [
-        name
-        for name, parameter in signature.parameters.items()
-        if parameter.default is parameter.empty and parameter.kind not in _VARIADIC and name not in covered
-    ]
-    return [Problem(path, f'{_label(target)} needs the argument "{name}"') for name in names]
-
-
 def _mistyped(
     target: Callable[..., Any], signature: inspect.Signature, arguments: Mapping[str, Any], path: KeyPath
 ) -> list[Problem]:
-    annotations = _annotations(target)
+    try:
+        function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+        annotations = get_type_hints(function, include_extras=True)
+    except Exception:
+        return []  # annotations that name what is not there at run time cannot be checked
     problems = []
     for name, value in arguments.items():
         parameter = signature.parameters.get(name)
@@ -104,14 +96,6 @@ def _mistyped(
             is_default = value is None and parameter.default is None
             problems += [] if is_default else _check_type(annotations[name], value, (*path, name))
     return problems
-
-
-def _annotations(target: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
-        return get_type_hints(function, include_extras=True)
-    except Exception:
-        return {}  # annotations that name what is not there at run time cannot be checked
 
 
 def _check_type(annotation: Any, value: Any, path: KeyPath) -> list[Problem]:

@@ -1,6 +1,8 @@
 """Components: the classes that a recipe names, found by short name or class path and built with their arguments."""
 
+import functools
 import importlib
+import importlib.metadata
 import inspect
 import os
 import sys
@@ -13,7 +15,6 @@ from typing import Any
 
 from isoscale.data.config import Data
 from isoscale.errors import UserError, found
-from isoscale.recipe import vision
 from isoscale.recipe.arguments import check_arguments
 from isoscale.recipe.formats.tree import children
 from isoscale.recipe.names import TORCHVISION, full_name, no_module, parted, short_names
@@ -26,6 +27,9 @@ FUNCTIONS = ("loss", "metrics")
 """Arguments of supervised tasks that functions may be given for: these are handed over, and not called."""
 LAMBDA = "lr_lambda"
 """Such an argument of schedulers of torch."""
+PACKAGE = "torchvision"
+INSTALL = "pip install 'isoscale[vision]'"
+INSTEAD = "isoscale's own networks, such as resnet, need none of it"
 Spec = str | Mapping[str, Any]
 """A component in a recipe: a name, or a mapping with `class` and the arguments beside it."""
 
@@ -44,12 +48,15 @@ def resolve(name: str) -> Callable[..., Any]:
     module_name, attribute = parted_name(name)
     target: Any = _import(module_name, name)
     for part in attribute.split("."):
-        target = _attribute(target, part, module_name, name)
+        if not hasattr(target, part):
+            suggestion = as_written(nearest(part, _public(target)), name)
+            raise UnknownComponent(f'{module_name} has no "{part}"{_hides(module_name)}', suggestion)
+        target = getattr(target, part)
     if not callable(target):
         functions = [other for other in _public(target) if other.islower() and callable(getattr(target, other))]
         message = f'"{name}" is a {type(target).__name__}, not a class or function'
         raise UnknownComponent(message, as_written(nearest(attribute, functions), name))
-    return vision.explained(name, target) if vision.has_networks(module_name) else target
+    return _explained(name, target) if module_name.startswith(f"{PACKAGE}.models") else target
 
 
 def parted_name(name: str) -> tuple[str, str]:
@@ -63,12 +70,16 @@ def parted_name(name: str) -> tuple[str, str]:
 
 
 def _import(module_name: str, name: str) -> ModuleType:
-    _make_working_directory_importable()
+    # Let recipes name classes in the user's own files, also when started through an installed command. Installed
+    # packages come first: whatever a library imports later must not be found among the files of a project.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    importlib.invalidate_caches()
     try:
         return importlib.import_module(module_name)
     except Exception as error:
-        if vision.is_part(module_name):
-            raise UnknownComponent(vision.why_not(error)) from error
+        if module_name.partition(".")[0] == PACKAGE:
+            raise UnknownComponent(_why_no_torchvision(error)) from error
         raise UnknownComponent(_why_not(error, module_name, name)) from error
 
 
@@ -80,24 +91,6 @@ def _why_not(error: Exception, module_name: str, name: str) -> str:
         return f"importing {module_name} failed: {error}"
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"importing {module_name} failed: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-
-
-def _make_working_directory_importable() -> None:
-    """Let recipes name classes in the user's own files, also when started through an installed command.
-
-    Installed packages come first: whatever a library imports later must not be found among the files of a project.
-    """
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    importlib.invalidate_caches()
-
-
-def _attribute(owner: Any, part: str, module_name: str, name: str) -> Any:
-    if hasattr(owner, part):
-        return getattr(owner, part)
-    raise UnknownComponent(
-        f'{module_name} has no "{part}"{_hides(module_name)}', as_written(nearest(part, _public(owner)), name)
-    )
 
 
 def _hides(module_name: str) -> str:
@@ -281,3 +274,44 @@ def check_nested(value: Any, path: KeyPath, look: Look = resolve) -> list[Proble
         here = (*path, key)
         problems += check(child, here, look=look) if is_component else check_nested(child, here, look)
     return problems
+
+
+def _why_no_torchvision(error: Exception) -> str:
+    """Why torchvision cannot be imported, and what to do."""
+    if isinstance(error, ModuleNotFoundError):
+        if error.name == PACKAGE:
+            return f"torchvision is not installed: {INSTALL}; {INSTEAD}"
+        return f"importing torchvision failed: {error}; {INSTALL} brings what it needs"
+    versions = " and ".join(f"{name} {_version(name)}" for name in (PACKAGE, "torch"))
+    return (
+        f"torchvision does not work here: {type(error).__name__}: {error}. {versions} were not built for each other: "
+        f"install both together, from the same place; {INSTEAD}"
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "(unknown)"
+
+
+def _explained(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that makes a network, with errors that say what to change in the recipe."""
+
+    @functools.wraps(make)
+    def made(**arguments: Any) -> Any:
+        try:
+            return make(**arguments)
+        except OSError as error:
+            raise UserError(
+                f"cannot fetch the weights {arguments.get('weights')} of {name}: {error}\n"
+                "Where there is no way to the internet, bring a file of weights (`isoscale data get` lists some) and "
+                "start from that: task.model.weights=null task.init_from=FILE"
+            ) from error
+        except (KeyError, TypeError, ValueError) as error:
+            written = ", ".join(f"{key}={value}" for key, value in arguments.items()) or "no arguments"
+            words = f"there is nothing called {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(f"torchvision cannot make {name} with {written}: {words}") from error
+
+    return made

@@ -11,7 +11,6 @@ from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.overrides import Overrides, apply_overrides
 from isoscale.recipe.presets import Location, locate, read_location
 from isoscale.recipe.problems import DEFAULT, KeyPath, Problem, RecipeError, with_origin
-from isoscale.recipe.schema import Recipe
 from isoscale.recipe.sweep import SECTION, sweep_problems, with_nested_keys
 from isoscale.recipe.trust import Trust, job_problems, trust_problems, writing_problems
 from isoscale.recipe.validation import validate
@@ -87,22 +86,18 @@ def load_variants(
         try:
             here = list(problems)
             node, _ = _applied(read, [overrides, values], world, here)
-            found[variant] = _of_sweep(_checked(node, read, here, trust if check_components else None), values)
+            loaded = _checked(node, read, here, trust if check_components else None)
+            swept = [tuple(key.split(".")) for key in values]
+            translated_from = {f"{PYTHON_CALL}: {key}": f"{SECTION}: {key}" for key in values}
+            inside = {path: translated_from[at] for path, at in loaded.origins.items() if at in translated_from}
+            inside |= {path: SECTION for path in loaded.origins if any(_begins(path, key) for key in swept)}
+            found[variant] = replace(loaded, origins=loaded.origins | inside)
         except RecipeError as error:
             for problem in error.problems:
                 wrong.setdefault(str(replace(problem, origin=None)), _in_variant(problem, variant, values, written))
     if wrong:
         raise RecipeError(list(wrong.values()))
     return found
-
-
-def _of_sweep(loaded: LoadedRecipe, values: Mapping[str, Any]) -> LoadedRecipe:
-    """With the sweep as the origin of its values."""
-    swept = [tuple(key.split(".")) for key in values]
-    translated_from = {f"{PYTHON_CALL}: {key}": f"{SECTION}: {key}" for key in values}
-    inside = {path: translated_from[where] for path, where in loaded.origins.items() if where in translated_from}
-    inside |= {path: SECTION for path in loaded.origins if any(_begins(path, key) for key in swept)}
-    return replace(loaded, origins=loaded.origins | inside)
 
 
 def _begins(path: KeyPath, start: KeyPath) -> bool:
@@ -125,40 +120,21 @@ def _checked(node: Node, read: "_Read", problems: list[Problem], trust: Trust | 
     recipe, schema_problems = validate(values)
     schema_problems += sweep_problems(values.get(SECTION))
     if trust is not None:
-        schema_problems += _component_problems(values, schema_problems, read.files, trust)
-    problems += _not_yet_named(schema_problems, problems)
-    if problems or recipe is None:
-        written = origins(node)
-        raise RecipeError([with_origin(problem, written) for problem in problems])
-    return replace(_loaded(recipe, node, read.name), files=list(read.files))
+        from isoscale.recipe.check import component_problems
 
-
-def _component_problems(
-    values: dict[str, Any], schema_problems: list[Problem], files: Sequence[str], trust: Trust
-) -> list[Problem]:
-    from isoscale.recipe.check import component_problems
-
-    imported = trust is not Trust.CHECKED
-    refused = trust_problems(values, files, trust) if imported else []
-    return refused or component_problems(values, schema_problems, imported)
-
-
-def _not_yet_named(more: list[Problem], problems: list[Problem]) -> list[Problem]:
-    """Leave out what follows from a key that could not even be read."""
+        imported = trust is not Trust.CHECKED
+        refused = trust_problems(values, read.files, trust) if imported else []
+        schema_problems += refused or component_problems(values, schema_problems, imported)
+    # Leave out what follows from a key that could not even be read.
     unreadable = {problem.path for problem in problems} - {()}
-    return [problem for problem in more if problem.path not in unreadable]
-
-
-def _loaded(recipe: Recipe, node: Node, name: str) -> LoadedRecipe:
-    values = recipe.model_dump(by_alias=True, exclude={"extends", SECTION})
-    swept = recipe.model_dump(include={SECTION}, exclude_defaults=True)
+    problems += [problem for problem in schema_problems if problem.path not in unreadable]
     written = origins(node)
-    return LoadedRecipe(
-        recipe=recipe,
-        values=values,
-        origins={path: written.get(path, DEFAULT) for path in _leaves({**values, **swept})},
-        name=recipe.name or name,
-    )
+    if problems or recipe is None:
+        raise RecipeError([with_origin(problem, written) for problem in problems])
+    filled = recipe.model_dump(by_alias=True, exclude={"extends", SECTION})
+    swept = recipe.model_dump(include={SECTION}, exclude_defaults=True)
+    of_leaves = {path: written.get(path, DEFAULT) for path in _leaves({**filled, **swept})}
+    return LoadedRecipe(recipe, filled, of_leaves, recipe.name or read.name, files=list(read.files))
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> list[KeyPath]:

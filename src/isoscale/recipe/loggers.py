@@ -33,10 +33,10 @@ def build_logger(spec: Any, path: KeyPath) -> Observer:
 
 
 def _problems(spec: Any, path: KeyPath, look: Look) -> list[Problem]:
-    return check(spec, path, look=look) or _observer_problems(as_mapping(spec)["class"], path, look)
-
-
-def _observer_problems(name: str, path: KeyPath, look: Look) -> list[Problem]:
+    problems = check(spec, path, look=look)
+    if problems:
+        return problems
+    name = as_mapping(spec)["class"]
     target = look(name)
     missing = [method for method in ("notify", "close") if isinstance(target, type) and not hasattr(target, method)]
     return [Problem(path, f"{name} is not a logger: it has no method {missing[0]}")] if missing else []

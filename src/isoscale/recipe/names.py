@@ -13,7 +13,7 @@ OF_ALL_SCIENCES = {
     "flatten": "isoscale.data.transforms.Flatten",
     "noise": "isoscale.data.transforms.Noise",
     "normalize": "isoscale.data.transforms.Normalize",
-    "scale": "isoscale.data.scaling.Scale",
+    "scale": "isoscale.data.transforms.Scale",
     "mlflow": "isoscale.observe.loggers.mlflow.MLflow",
     "wandb": "isoscale.observe.loggers.wandb.WandB",
     "comet": "isoscale.observe.loggers.comet.Comet",
@@ -22,9 +22,9 @@ OF_ALL_SCIENCES = {
 """Beside these there are the names that each science adds."""
 
 CONVERTERS = {
-    "text": "isoscale.data.tools.converters.text",
-    "npz": "isoscale.data.tools.converters.arrays",
-    "hdf5": "isoscale.data.tools.converters.arrays",
+    "text": "isoscale.data.tools.convert.text",
+    "npz": "isoscale.data.tools.convert.arrays",
+    "hdf5": "isoscale.data.tools.convert.arrays",
 }
 """What `data make` knows by a short name."""
 

@@ -1,22 +1,92 @@
-"""What a class or function takes, read from its source: a recipe can be checked without running the code it names."""
+"""Static analysis of what a recipe names: its modules are found and signatures read without running any of the code."""
 
 import ast
 import inspect
+import os
+import sys
 import tokenize
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, Literal
-
-from isoscale.recipe.finding import Found, find_module
+from typing import Any, Literal, NamedTuple
 
 MOST_STEPS = 20
 """From one import or base class to the next."""
 _PLAIN = {"int": int, "float": float, "str": str, "bool": bool, "list": list, "tuple": tuple, "dict": dict}
 _UNKNOWN = object()
-
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Resolve = Callable[[str], Callable[..., Any] | None]
 """What a full name stands for, where it may be imported; None elsewhere."""
+_NO_ARGUMENTS = ast.arguments([], [], None, [], [], None, [])
+
+
+class Found(NamedTuple):
+    """What is there of a module."""
+
+    files: list[Path]
+    """What Python would run to import it, in this order: those of the packages around it, and its own."""
+    missing: str | None
+    """The first module on the way that is not there; None where all are."""
+    is_package: bool = False
+    """Whether there may be modules inside it."""
+
+
+def find_module(name: str) -> Found:
+    """The files of a module and of the packages around it."""
+    files: list[Path] = []
+    folders: Sequence[str] | None = None
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        here = ".".join(parts[:depth])
+        path = search_path() if folders is None else folders
+        spec = _spec(here, path, top=folders is None) if all(parts[:depth]) else None
+        if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
+            return Found(files, here if spec is None else ".".join(parts[: depth + 1]))
+        if spec.origin is not None and spec.has_location:
+            files.append(Path(spec.origin))
+        elif spec.submodule_search_locations is None:
+            files.append(Path(f"<{spec.origin or here}>"))  # inside the interpreter
+        folders = _folders(spec, parts[depth - 1], path)
+    return Found(files, None, bool(folders))
+
+
+def search_path() -> list[str]:
+    """Where Python looks for modules of recipes: in the working directory too."""
+    here = os.getcwd()
+    path = [entry or here for entry in sys.path]
+    return path if here in path else [*path, here]
+
+
+def _spec(name: str, path: Sequence[str], top: bool) -> ModuleSpec | None:
+    """What a finder says: those that an installed package has added know it only by its name."""
+    for finder in sys.meta_path:
+        asked = path if finder is PathFinder or not top else None
+        try:
+            spec = finder.find_spec(name, asked)
+        except Exception:  # whatever a finder of somebody else's raises
+            if finder is not PathFinder:
+                continue
+            # For a package without a file, it asks the package around it, which nobody has imported.
+            spec = ModuleSpec(name, None)
+            spec.submodule_search_locations = _folders_called(name.rpartition(".")[2], path)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _folders(spec: ModuleSpec, part: str, path: Sequence[str]) -> list[str]:
+    """Where the modules inside a package are."""
+    found: Sequence[str] | None = spec.submodule_search_locations
+    if found is None:
+        return []
+    if isinstance(found, list):
+        return found
+    return _folders_called(part, path)  # what it says itself depends on what was imported
+
+
+def _folders_called(part: str, path: Sequence[str]) -> list[str]:
+    """Of which Python puts a package together that has no file."""
+    return [os.path.join(entry, part) for entry in path if os.path.isdir(os.path.join(entry, part))]
 
 
 class NotThere(Exception):
@@ -51,10 +121,7 @@ class _Source:
         self.names: dict[str, ast.AST] = {}
         self.is_open = False
         """Whether it may have names that cannot be read."""
-        self._collect(self.tree.body)
-
-    def _collect(self, body: list[ast.stmt]) -> None:
-        for node in body:
+        for node in self.tree.body:
             if isinstance(node, Definition):
                 self.names[node.name] = node
             elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -90,7 +157,8 @@ class _Reader:
             inside = find_module(f"{module}.{parts[0]}")
             if source.is_open or inside.missing is None:
                 return None
-            raise NotThere(module, parts[0], _public(source))
+            defined = [name for name, each in source.names.items() if isinstance(each, Definition)]
+            raise NotThere(module, parts[0], [name for name in defined if not name.startswith("_")])
         return self._of(source, node, parts)
 
     def _source(self, module: str) -> _Source | None:
@@ -111,7 +179,7 @@ class _Reader:
             inner = next((each for each in node.body if isinstance(each, Definition) and each.name == parts[1]), None)
             return None if inner is None or not isinstance(inner, ast.ClassDef) else self._of(source, inner, parts[1:])
         if len(parts) > 1 or getattr(node, "decorator_list", []):
-            return self._dataclass(source, node) if isinstance(node, ast.ClassDef) and len(parts) == 1 else None
+            return self._dataclass(node) if isinstance(node, ast.ClassDef) and len(parts) == 1 else None
         if isinstance(node, ast.ClassDef):
             return self._class(source, node)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -160,7 +228,7 @@ class _Reader:
         except (NotThere, NotCallable):
             return None
 
-    def _dataclass(self, source: _Source, node: ast.ClassDef) -> Callable[..., Any] | None:
+    def _dataclass(self, node: ast.ClassDef) -> Callable[..., Any] | None:
         """The fields of a plain dataclass; nothing where another decorator may change what a class takes."""
         name = ast.unparse(node.decorator_list[0]).partition("(")[0]
         if len(node.decorator_list) > 1 or name not in ("dataclass", "dataclasses.dataclass") or node.bases:
@@ -173,13 +241,6 @@ class _Reader:
                 arguments.kwonlyargs.append(ast.arg(each.target.id, each.annotation))
                 arguments.kw_defaults.append(each.value)
         return _stub(node.name, arguments, skip_first=False)
-
-
-_NO_ARGUMENTS = ast.arguments([], [], None, [], [], None, [])
-
-
-def _public(source: _Source) -> list[str]:
-    return [name for name, node in source.names.items() if not name.startswith("_") and isinstance(node, Definition)]
 
 
 def _stub(name: str, arguments: ast.arguments, skip_first: bool) -> Callable[..., Any]:
@@ -245,15 +306,12 @@ def _type(annotation: ast.expr | None) -> Any:
         return _UNKNOWN if unknown else left | right
     if isinstance(annotation, ast.Subscript):
         inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
-        return _generic(ast.unparse(annotation.value).rpartition(".")[2], inner)
+        name = ast.unparse(annotation.value).rpartition(".")[2]
+        if name == "Literal":
+            values = [each.value for each in inner if isinstance(each, ast.Constant)]
+            return Literal.__getitem__(tuple(values)) if len(values) == len(inner) else _UNKNOWN
+        arguments = [_type(each) for each in inner]
+        if name not in ("list", "tuple", "dict") or any(each is _UNKNOWN for each in arguments):
+            return _UNKNOWN
+        return _PLAIN[name][tuple(arguments)]  # type: ignore[index]
     return _UNKNOWN
-
-
-def _generic(name: str, inner: list[ast.expr]) -> Any:
-    if name == "Literal":
-        values = [each.value for each in inner if isinstance(each, ast.Constant)]
-        return Literal.__getitem__(tuple(values)) if len(values) == len(inner) else _UNKNOWN
-    arguments = [_type(each) for each in inner]
-    if name not in ("list", "tuple", "dict") or any(each is _UNKNOWN for each in arguments):
-        return _UNKNOWN
-    return _PLAIN[name][tuple(arguments)]  # type: ignore[index]

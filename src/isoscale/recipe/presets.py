@@ -96,24 +96,17 @@ def _beside(source: str, path: Path) -> list[str]:
 
 def read_location(location: Location, problems: list[Problem]) -> Node:
     """Read the file of a location; its top level must be a mapping."""
-    text = _read_text(location)
+    try:
+        text = location.file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"not UTF-8 text (byte {error.start}); save it as UTF-8"
+        raise RecipeError([Problem((), message, location.label)]) from None
+    except OSError as error:
+        raise RecipeError([Problem((), f"cannot be read: {error.strerror or error}", location.label)]) from None
     reader = read_json if location.label.lower().endswith(".json") else read_yaml
     node = reader(text, location.label, problems)
     if not isinstance(node.value, dict):
-        found = "is empty" if node.value is None else f"holds a {_kind(node.value)} at its top level"
+        kind = "list" if isinstance(node.value, list) else "single value"
+        found = "is empty" if node.value is None else f"holds a {kind} at its top level"
         raise RecipeError([Problem((), f"the file {found}; a recipe is made of `key: value` lines", location.label)])
     return node
-
-
-def _kind(value: object) -> str:
-    return "list" if isinstance(value, list) else "single value"
-
-
-def _read_text(location: Location) -> str:
-    try:
-        return location.file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        message = f"not UTF-8 text (byte {error.start}); save it as UTF-8"
-    except OSError as error:
-        message = f"cannot be read: {error.strerror or error}"
-    raise RecipeError([Problem((), message, location.label)])

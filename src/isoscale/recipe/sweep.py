@@ -43,15 +43,12 @@ def choices(section: Sweep) -> dict[str, Choices]:
 
 
 def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    if not isinstance(value, Mapping) or _is_range(value) or not value:
+    is_mapping = isinstance(value, Mapping) and bool(value)
+    if not is_mapping or any(key in value and not isinstance(value[key], list | dict) for key in ("min", "max")):
         yield path, value
         return
     for key, child in value.items():
         yield from _leaves(child, (*path, key))
-
-
-def _is_range(value: Mapping[str, Any]) -> bool:
-    return any(key in value and not isinstance(value[key], list | dict) for key in ("min", "max"))
 
 
 def sweep_problems(section: Any) -> list[Problem]:

@@ -14,10 +14,9 @@ from types import FunctionType
 from typing import Any
 
 from isoscale.recipe.components import FUNCTIONS, UnknownComponent, as_written, is_path, parted_name, resolve
-from isoscale.recipe.finding import find_module
 from isoscale.recipe.formats.tree import children
 from isoscale.recipe.names import class_path, full_name, no_module, parted, short_names
-from isoscale.recipe.outline import NotCallable, NotThere, outline
+from isoscale.recipe.outline import NotCallable, NotThere, find_module, outline
 from isoscale.recipe.problems import KeyPath, Problem, nearest
 from isoscale.recipe.seal import has_seal
 

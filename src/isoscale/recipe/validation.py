@@ -17,13 +17,9 @@ def validate(values: dict[str, Any]) -> tuple[Recipe | None, list[Problem]]:
         return Recipe.model_validate(values), []
     except ValidationError as error:
         problems = [_with_suggestion(problem) for problem in translate(error.errors(include_url=False), values)]
-        return None, _without_echoes(problems)
-
-
-def _without_echoes(problems: list[Problem]) -> list[Problem]:
-    """A misspelt key is one mistake, not one unknown and one missing key."""
-    meant = {(*problem.path[:-1], problem.suggestion) for problem in problems if problem.suggestion}
-    return [problem for problem in problems if problem.message != MISSING_KEY or problem.path not in meant]
+        # A misspelt key is one mistake, not one unknown and one missing key.
+        meant = {(*problem.path[:-1], problem.suggestion) for problem in problems if problem.suggestion}
+        return None, [problem for problem in problems if problem.message != MISSING_KEY or problem.path not in meant]
 
 
 def section_keys(path: KeyPath) -> list[str]:

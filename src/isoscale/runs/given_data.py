@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from isoscale.data import rng
 from isoscale.data.batches import Batch, map_tensors, tensors_of
 from isoscale.data.file_sources import Files
-from isoscale.data.formats.finding import find_files
+from isoscale.data.files import find_files
 from isoscale.data.formats.opening import SUFFIXES, dataset_names, format_of
 from isoscale.data.sources import Source, Sources, has_splits, own_copy
 from isoscale.engine.lightning.loaders import LoadedData, is_data_module, seeded

@@ -7,6 +7,8 @@ tells: it moves for as long as its writer lives. No clocks are compared to take 
 A process or a host that was paused for long may wake up after its run was taken over. Who takes over puts a new file in
 the place of the old one, and a training asks before it writes whether the file is still its own. It also asks whether
 the directory is: people move and delete directories while something trains there.
+
+By hand, because libraries such as filelock rely on the file system's locks alone, and notice no takeover.
 """
 
 import fcntl

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from isoscale.data.mixture import Mixture, MixturePlan, system_probabilities
-from isoscale.data.quality import describe_windows
 from isoscale.data.sources import Source
-from isoscale.data.window_order import WindowOrder
+from isoscale.data.window_order import WindowOrder, describe_windows
 from isoscale.engine.diagnose.memory import size
 from isoscale.engine.trainer import Trainer
 from isoscale.observe.ranks.rank_map import rank_rows

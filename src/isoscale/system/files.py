@@ -50,7 +50,11 @@ def open_own(path: Path, mode: str, **options: Any) -> Any:
 
     A file with several names (a hard link, as `cp -al` makes) becomes a file of its own first.
     """
-    _make_own(path)
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            with path.open("rb") as shared, written_aside(path) as own:
+                shutil.copyfileobj(shared, own)
     return open(path, mode, opener=open_no_link, **options)
 
 
@@ -73,14 +77,6 @@ def _refuse_shared(path: str | os.PathLike[str], found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         what = "has several names (hard links)" if stat.S_ISREG(found.st_mode) else "is not a plain file"
         raise UserError(f"{path} {what} and is not written to: remove it, or put a copy in its place")
-
-
-def _make_own(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        found = path.lstat()
-        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-            with path.open("rb") as shared, written_aside(path) as own:
-                shutil.copyfileobj(shared, own)
 
 
 def own_folder(path: Path) -> Path:

@@ -21,28 +21,23 @@ def total_memory() -> int:
 
 def usable_memory() -> int:
     """Bytes that this process may use before it is killed: all of the machine's, or fewer where a limit says so."""
-    return min([total_memory(), *_memory_limits()])
+    folders = _groups("memory")
+    limits = (text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes") for folder in folders)
+    return min([total_memory(), *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def _core_quotas() -> Iterator[float]:
     for folder in _groups("cpu"):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
-        quota = quota or _read(folder / "cpu.cfs_quota_us")
-        period = period or _read(folder / "cpu.cfs_period_us")
+        quota, _, period = text_of(folder / "cpu.max").partition(" ")
+        quota = quota or text_of(folder / "cpu.cfs_quota_us")
+        period = period or text_of(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit():
             yield int(quota) / int(period)
 
 
-def _memory_limits() -> Iterator[int]:
-    for folder in _groups("memory"):
-        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
-        if limit.isdigit():
-            yield int(limit)
-
-
 def _groups(controller: str) -> Iterator[Path]:
     """The folders of this process's control groups, each inside the next; the limit of each one holds."""
-    for line in _read(PROCESS_GROUPS).splitlines():
+    for line in text_of(PROCESS_GROUPS).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -51,7 +46,7 @@ def _groups(controller: str) -> Iterator[Path]:
         yield from (group, *(parent for parent in group.parents if parent.is_relative_to(root)))
 
 
-def _read(path: Path) -> str:
+def text_of(path: Path) -> str:
     """The text of a file, or nothing: which of them there are depends on the system."""
     try:
         return path.read_text().strip()

@@ -14,17 +14,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from isoscale.data.batches import BatchPlan, tensors_of
-from isoscale.data.column_source import ColumnSource
 from isoscale.data.feeds import device as device_feed
 from isoscale.data.feeds.device import DeviceFeed, DeviceSlot, LaunchSlot, brought_in_blocks
 from isoscale.data.feeds.feed import ALIGNMENT, Part, Window, aligned_stride
 from isoscale.data.feeds.host import HostFeed, RowFeed
 from isoscale.data.feeds.residency import SHARE_OF_DEVICE, SHARE_OF_HOST, choose, make_feed
-from isoscale.data.formats.memory import MemoryColumn
+from isoscale.data.formats.mapped import MemoryColumn
 from isoscale.data.order import Order
-from isoscale.data.scaling import Scale
-from isoscale.data.sources import DatasetSource, Source, Subset, TensorSource
-from isoscale.data.transforms import Divide, Noise
+from isoscale.data.sources import ColumnSource, DatasetSource, Source, Subset, TensorSource
+from isoscale.data.transforms import Divide, Noise, Scale
 from isoscale.errors import UserError
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isoscale.data.column_source import ColumnSource
-from isoscale.data.formats import threads
+from isoscale.data import columns
 from isoscale.data.formats.opening import open_column
+from isoscale.data.sources import ColumnSource
 from isoscale.data.tools.describe import describe_column
 
 ARRAY = np.arange(50 * 6, dtype=np.float32).reshape(50, 6) - 7
@@ -30,7 +30,7 @@ ORDERS = {
 def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows as one piece, or in pieces of some rows each."""
     if request.param:
-        monkeypatch.setattr(threads, "CHUNK_BYTES", request.param * ARRAY[0].nbytes)
+        monkeypatch.setattr(columns, "CHUNK_BYTES", request.param * ARRAY[0].nbytes)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import isoscale
-from isoscale.data.scaling import Scale
+from isoscale.data.transforms import Scale
 from isoscale.errors import UserError
 from isoscale.science.electronic import Ldos, Snapshots
 from isoscale.science.electronic.integrals import EnergyGrid

@@ -48,13 +48,12 @@ class DeviceFeed:
     def cut(self, share: Share, samples: Tensor) -> list[list[Part]]:
         """Gather the rows of a share's samples, each part by itself."""
         if share.only is not None:
-            return as_part(share, self._gather(samples), samples)
-        return [[self._part(samples[start:stop]) for start, stop in shard] for shard in share.parts]
+            return as_part(share, self.gather(samples), samples)
+        pieces = [[samples[start:stop] for start, stop in shard] for shard in share.parts]
+        return [[Part(self.gather(piece), piece) for piece in shard] for shard in pieces]
 
-    def _part(self, samples: Tensor) -> Part:
-        return Part(self._gather(samples), samples)
-
-    def _gather(self, samples: Tensor) -> Batch:
+    def gather(self, samples: Tensor) -> Batch:
+        """The rows of samples."""
         if self._single is not None:
             return {key: tensor.index_select(0, samples) for key, tensor in self._single.items()}
         return map_tensors(self._resident, lambda tensor: tensor.index_select(0, samples))
@@ -68,7 +67,10 @@ class DeviceFeed:
         left: list[Any] = []
         for transform in transforms:
             if self._is_settled(transform, left):
-                _apply(transform, self._resident)
+                # In place, block by block: there may be no room for a second tensor.
+                tensor = self._resident[transform.key]
+                for block in tensor.split(max(1, BLOCK_BYTES // max(1, tensor[0].nbytes))):
+                    block.copy_(transform({transform.key: block})[transform.key])
             else:
                 left.append(transform)
         return left
@@ -77,14 +79,14 @@ class DeviceFeed:
         """Keep what `make` makes of samples, each by itself, instead of the samples, if it takes little of `memory`."""
         count = len(tensors_of(self._resident)[0])
         with torch.no_grad():
-            like = make(self._gather(torch.zeros(1, dtype=torch.int64, device=self._device)))
+            like = make(self.gather(torch.zeros(1, dtype=torch.int64, device=self._device)))
             row_bytes = sum(tensor.nbytes for tensor in tensors_of(like))
             if count * row_bytes > PREPARED_SHARE * memory:
                 return
             whole = map_tensors(like, lambda tensor: tensor.new_empty(count, *tensor.shape[1:]))
             for rows in torch.arange(count, device=self._device).split(max(1, BLOCK_BYTES // max(1, row_bytes))):
                 place = slice(int(rows[0]), int(rows[-1]) + 1)
-                copy_batch(map_tensors(whole, lambda tensor: tensor[place]), make(self._gather(rows)))  # noqa: B023
+                copy_batch(map_tensors(whole, lambda tensor: tensor[place]), make(self.gather(rows)))  # noqa: B023
         self._resident, self._single, self._is_own = whole, whole if isinstance(whole, dict) else None, True
 
     def _is_settled(self, transform: Any, left: Sequence[Any]) -> bool:
@@ -114,10 +116,6 @@ class DeviceFeed:
             return LaunchSlot(self, share, stride, num_steps, self._device)
         return DeviceSlot(self, share, num_steps, self._device)
 
-    def gather(self, samples: Tensor) -> Batch:
-        """The rows of samples."""
-        return self._gather(samples)
-
     def close(self) -> None:
         """Nothing runs ahead."""
 
@@ -140,13 +138,6 @@ def brought_in_blocks(source: Source, device: torch.device) -> Batch:
         place = slice(int(rows[0]), int(rows[-1]) + 1)
         copy_batch(map_tensors(whole, lambda tensor: tensor[place]), source.fetch(rows))  # noqa: B023
     return whole
-
-
-def _apply(transform: Any, tensors: dict[str, Tensor]) -> None:
-    """Change one of the tensors in place, block by block: there may be no room for a second one."""
-    tensor = tensors[transform.key]
-    for block in tensor.split(max(1, BLOCK_BYTES // max(1, tensor[0].nbytes))):
-        block.copy_(transform({transform.key: block})[transform.key])
 
 
 def _launch_bytes(device: torch.device) -> float:

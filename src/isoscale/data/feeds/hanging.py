@@ -108,26 +108,21 @@ def describe(pulse: Pulse, process: int, asked: Sequence[int], dataset: str) -> 
     doing = f"has not begun to read after {seconds}, and was asked for samples {several}"
     if sample is not None:
         doing = f"has been reading sample {sample} of {dataset} for {seconds}; it was asked for samples {several}"
-    where = _places(pulse.stack(process))
-    state = _STATES.get(_state(process), "")
-    lines = [f"{doing}{f': {state}' * bool(state)}", *(f"  in {place}" for place in where)]
-    lines.append(
-        f"training goes on when it comes back. To see more: py-spy dump --pid {process}; if it never does, end the "
-        "training (Ctrl-C twice, or kill), look at that sample, and start the same command again"
-    )
-    return "\n".join(lines)
-
-
-def _places(stack: str) -> list[str]:
-    """The lines of the thread that reads, the innermost first, down to where the dataset was called."""
-    threads = re.split(r"^(?:Current thread|Thread) .*$", stack, flags=re.MULTILINE)
+    # The lines of the thread that reads, the innermost first, down to where the dataset was called.
+    threads = re.split(r"^(?:Current thread|Thread) .*$", pulse.stack(process), flags=re.MULTILINE)
     reading = next((thread for thread in threads if _PACKAGE in thread), threads[-1])
     places = []
     for file, line, name in _LINE.findall(reading):
         if file.startswith(_PACKAGE):
             break
         places.append(f"{name}, {file}:{line}")
-    return places[:MOST_SHOWN]
+    state = _STATES.get(_state(process), "")
+    lines = [f"{doing}{f': {state}' * bool(state)}", *(f"  in {place}" for place in places[:MOST_SHOWN])]
+    lines.append(
+        f"training goes on when it comes back. To see more: py-spy dump --pid {process}; if it never does, end the "
+        "training (Ctrl-C twice, or kill), look at that sample, and start the same command again"
+    )
+    return "\n".join(lines)
 
 
 def _state(process: int) -> str:

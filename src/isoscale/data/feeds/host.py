@@ -1,5 +1,8 @@
-"""Data that lives in host memory: a thread fetches it and copies it to the device ahead of the step."""
+"""Data that lives in host memory: a thread fetches it, reading ahead, and copies it to the device before the step."""
 
+import contextlib
+import queue
+import threading
 from collections.abc import Iterator
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -9,7 +12,6 @@ from torch import Tensor
 
 from isoscale.data.batches import Batch, Plan, copy_batch, map_tensors, tensors_of, to_device
 from isoscale.data.feeds.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
-from isoscale.data.feeds.read_ahead import Inline, Reader
 from isoscale.data.samples import InProcess, Request, is_dataset
 from isoscale.data.sources import Source, is_vectorised, nbytes, own_copy
 from isoscale.system import devices
@@ -19,6 +21,68 @@ WINDOW_ON_DEVICE = 1 << 20
 CHUNK_BYTES = 16 << 20
 MOST_SPARE = 2
 """Times as many rows as a batch has may be gathered for it to be aligned; beyond, its rows are copied once more."""
+
+
+class Reader:
+    """Runs an iterator in a thread, a few items ahead; an error in it is raised where the item is asked for."""
+
+    def __init__(self, items: Iterator[Any], num_ahead: int) -> None:
+        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(num_ahead)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(items,), name="isoscale-reader", daemon=True)
+        self._thread.start()
+
+    def _run(self, items: Iterator[Any]) -> None:
+        try:
+            for item in items:
+                if not self._put((item, None)):
+                    return
+        except BaseException as error:
+            self._put((None, error))
+
+    def _put(self, entry: tuple[Any, BaseException | None]) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(entry, timeout=0.2)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def get(self) -> Any:
+        """The next item; waits for it."""
+        item, error = self._queue.get()
+        if error is not None:
+            raise error
+        return item
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items that are left; like the iterator, it may have no end."""
+        while True:
+            yield self.get()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        with contextlib.suppress(queue.Empty):
+            while True:  # make room, so that a thread that waits for it sees at once that it is closed
+                self._queue.get_nowait()
+        self._thread.join()
+
+
+class Inline:
+    """Takes the items of an iterator in the thread that asks."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def get(self) -> Any:
+        """The next item."""
+        return next(self._items)
+
+    def close(self) -> None:
+        """Forget the iterator."""
+        self._items = iter(())
 
 
 class Fetcher(Protocol):
@@ -87,18 +151,17 @@ class HostFeed:
         """The parts of a step; reading starts afresh when it is not the one after the last."""
         try:
             if self._reader is None or step != self._next:
-                self._reader = self._reader_from(step)
+                self._stop_reading()
+                self._fetcher.begin()
+                items = self._read_from(step)
+                self._reader = Reader(items, self._fetcher.num_ahead) if self._fetcher.num_ahead else Inline(items)
             self._next = step + 1
-            return self._arrive(self._reader.get())
+            shards, event = self._reader.get()
+            wait_for(event, shards, self._device)
+            return shards
         except BaseException:
             self.close()  # nothing more comes after an error: the next call reads afresh
             raise
-
-    def _reader_from(self, step: int) -> Reader | Inline:
-        self._stop_reading()
-        self._fetcher.begin()
-        items = self._read_from(step)
-        return Reader(items, self._fetcher.num_ahead) if self._fetcher.num_ahead else Inline(items)
 
     def _read_from(self, step: int) -> Iterator[tuple[list[list[Part]], Any]]:
         parts = self._fetcher.read(self._requests(step))
@@ -125,11 +188,6 @@ class HostFeed:
             pinned = [[map_part(part, lambda tensor: tensor.pin_memory()) for part in shard] for shard in shards]
             sent = [[to_device_part(part, self._device) for part in shard] for shard in pinned]
             return sent, self._stream.record_event()
-
-    def _arrive(self, item: tuple[list[list[Part]], Any]) -> list[list[Part]]:
-        shards, event = item
-        wait_for(event, shards, self._device)
-        return shards
 
     def slot(self, step: int, num_steps: int) -> "HostSlot":
         """A slot that holds whole batches."""
@@ -234,7 +292,8 @@ class RowFeed:
             self.close()
             self._readers = self._start_reading(step)
         try:
-            self._chunk = self._arrive(self._readers[-1].get())
+            self._chunk = self._readers[-1].get()
+            wait_for(self._chunk.event, (self._chunk.batch, self._chunk.samples), self._device)
         except BaseException:
             self.close()  # nothing more comes after an error: the next call reads afresh
             raise
@@ -285,10 +344,6 @@ class RowFeed:
 
     def _pinned_copy(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory().to(self._device, non_blocking=True)
-
-    def _arrive(self, chunk: "Chunk") -> "Chunk":
-        wait_for(chunk.event, (chunk.batch, chunk.samples), self._device)
-        return chunk
 
     def slot(self, step: int, num_steps: int) -> "RowSlot":
         """A slot that holds the rows of whole launches."""

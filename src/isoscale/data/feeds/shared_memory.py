@@ -78,7 +78,12 @@ def pack(item: Any) -> Packed:
     packer = _Packer(pickled)
     packer.dump(item)
     size = packer.size + pickled.tell()
-    file = _new_file(size)
+    if sys.platform == "linux":
+        file = os.memfd_create("isoscale")
+    else:
+        with tempfile.TemporaryFile() as named:
+            file = os.dup(named.fileno())
+    os.ftruncate(file, size)
     shared = mmap.mmap(file, size)
     memory = torch.frombuffer(shared, dtype=torch.uint8)
     for place, tensor in packer.placed:
@@ -92,13 +97,3 @@ def unpack(packed: Packed) -> Any:
     shared = mmap.mmap(packed.file, packed.size)
     memory = torch.frombuffer(shared, dtype=torch.uint8)
     return _Unpacker(io.BytesIO(shared[packed.start :]), memory).load()
-
-
-def _new_file(size: int) -> int:
-    if sys.platform == "linux":
-        file = os.memfd_create("isoscale")
-    else:
-        with tempfile.TemporaryFile() as named:
-            file = os.dup(named.fileno())
-    os.ftruncate(file, size)
-    return file

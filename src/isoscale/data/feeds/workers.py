@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection, reduction, resource_tracker, util
 from multiprocessing.connection import Connection
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -229,16 +229,13 @@ class WorkerPool:
         ready = connection.wait([worker.connection for worker in self._workers], timeout=0.1)
         for worker in self._workers:
             if worker.connection in ready:
-                self._take(worker, arrived)
-
-    def _take(self, worker: Worker, arrived: dict[int, Batch | Failure]) -> None:
-        try:
-            number, answer = _received(worker.connection)
-        except (EOFError, OSError):
-            raise self._died(worker) from None
-        if number >= self._first:
-            worker.asked.discard(number)
-            arrived[number] = answer
+                try:
+                    number, answer = _received(worker.connection)
+                except (EOFError, OSError):
+                    raise self._died(worker) from None
+                if number >= self._first:
+                    worker.asked.discard(number)
+                    arrived[number] = answer
 
     def _died(self, worker: Worker) -> UserError:
         worker.process.join(1)
@@ -340,7 +337,10 @@ def work(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    _die_with(parent)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
     _forget_safe_path()
     torch.set_num_threads(1)
     torch.set_default_dtype(dtype)
@@ -358,13 +358,6 @@ def work_and_say_so(connection: Connection, *arguments: Any) -> None:
     work(connection, *arguments)
 
 
-def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
-        os._exit(1)
-
-
 def _serve(connection: Connection, reader: SampleReader, wanted: Any, pulse: hanging.Pulse) -> None:
     number, samples, epochs = pickle.loads(connection.recv_bytes())
     request = Request(torch.from_numpy(samples), torch.from_numpy(epochs))
@@ -374,7 +367,13 @@ def _serve(connection: Connection, reader: SampleReader, wanted: Any, pulse: han
         return bool(wanted.value <= number)
 
     with suppress(Unwanted):
-        _send(connection, number, _packed(reader, request, is_wanted))
+        packed = _packed(reader, request, is_wanted)
+        try:
+            # So small a message that sending it never waits for the training, and the shared memory.
+            connection.send_bytes(_ANSWER.pack(number, packed.start, packed.size))
+            reduction.send_handle(connection, packed.file, None)
+        finally:
+            os.close(packed.file)
 
 
 def _packed(reader: SampleReader, request: Request, is_wanted: Callable[[int], bool]) -> Packed:
@@ -393,7 +392,11 @@ def _packed(reader: SampleReader, request: Request, is_wanted: Callable[[int], b
 
 def failure(error: Exception) -> Failure:
     """An error that can be sent, with its traceback in a note, because the traceback itself cannot."""
-    text = "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__))).rstrip()
+    found = error.__traceback__  # without the lines of this package that led to the dataset
+    package = os.path.dirname(os.path.dirname(__file__))
+    while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename.startswith(package):
+        found = found.tb_next
+    text = "".join(traceback.format_exception(type(error), error, found)).rstrip()
     try:
         sent = pickle.loads(pickle.dumps(error))
     except Exception:
@@ -401,23 +404,6 @@ def failure(error: Exception) -> Failure:
     if not isinstance(error, UserError):
         sent.__notes__ = [f"in a worker process:\n{text}"]
     return Failure(sent)
-
-
-def _users_part(found: TracebackType | None) -> TracebackType | None:
-    """A traceback without the lines of this package that led to the dataset."""
-    package = os.path.dirname(os.path.dirname(__file__))
-    while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename.startswith(package):
-        found = found.tb_next
-    return found
-
-
-def _send(connection: Connection, number: int, packed: Packed) -> None:
-    """Hand over shared memory; the message itself is so small that sending it never waits for the training."""
-    try:
-        connection.send_bytes(_ANSWER.pack(number, packed.start, packed.size))
-        reduction.send_handle(connection, packed.file, None)
-    finally:
-        os.close(packed.file)
 
 
 def _received(connection: Connection) -> tuple[int, Any]:

@@ -1,5 +1,6 @@
-"""What every format refuses: sizes that no file can have, values that are no numbers, files that were cut short."""
+"""What every format refuses: impossible sizes, what is no number, files cut short, libraries that are missing."""
 
+import importlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,3 +69,11 @@ def split_shape(name: str, shape: Sequence[int], sample_dims: int | None) -> tup
         raise UserError(f"{name} has the shape {tuple(shape)}, of which no sample takes the last {kept} dimensions")
     first = len(shape) - kept
     return math.prod(shape[:first]), tuple(shape[first:])
+
+
+def library(name: str, path: object) -> Any:
+    """The library that reads `path`, or what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"reading {path} needs {name}: pip install 'isoscale[{name}]' ({error})") from None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from isoscale.data.files import GZIP_MAGIC
 from isoscale.data.formats.checks import check_length
-from isoscale.data.formats.memory import MemoryColumn
+from isoscale.data.formats.mapped import MemoryColumn
 from isoscale.errors import UserError
 
 Bytes = NDArray[np.uint8]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch
-from isoscale.data.formats.checks import check_length, check_not_cut
-from isoscale.data.formats.extras import library
+from isoscale.data.formats.checks import check_length, check_not_cut, library
 from isoscale.data.safe_pickle import loads
 from isoscale.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Plain arrays at a place in a file: never loaded, only the rows that are asked for are read."""
+"""Rows of arrays: mapped, where they lie plainly in a file and are never loaded, or in memory, where they must be."""
 
 import mmap
 import os
@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from isoscale.data.columns import Array, Rows
+from isoscale.data.columns import Array, Rows, fill, rows_at_once
 from isoscale.data.formats.checks import check_not_cut, check_numbers, num_values, split_shape
-from isoscale.data.formats.threads import fill, rows_at_once
 from isoscale.errors import UserError
 
 MOST_MAPS = 256
@@ -38,34 +37,27 @@ class MappedColumn:
     def take(self, rows: Rows) -> Array:
         """The rows asked for: neighbours in one go, others by several threads."""
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
-            return self._read(int(rows[0]), len(rows))
+            # An ordinary read, for which the system reads ahead.
+            offset = self._offset + int(rows[0]) * self._values_per_row * self._stored.itemsize
+            wanted = len(rows) * self._values_per_row
+            try:
+                values = np.fromfile(self._path, self._stored, wanted, offset=offset)
+            except OSError as error:
+                raise UserError(f"cannot read {self.name}: {error.strerror or error}") from None
+            if len(values) < wanted:
+                check_not_cut(self.name, os.stat(self._path).st_size, self._end)
+            return values.astype(self.dtype, copy=False).reshape(len(rows), *self.row_shape)
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.num_rows:
             raise IndexError(f"{self.name} has rows 0 to {self.num_rows - 1}, asked for {rows.min()} to {rows.max()}")
         found = np.empty((len(rows), *self.row_shape), self.dtype)
         return fill(found, rows, rows_at_once(self), self._gather)
 
     def _gather(self, rows: Rows) -> Array:
-        # Rows that are checked may be clipped, which spares numpy a copy.
-        return np.take(self._map(), rows, axis=0, mode="clip")
-
-    def _read(self, start: int, count: int) -> Array:
-        """Neighbouring rows: an ordinary read, for which the system reads ahead."""
-        offset = self._offset + start * self._values_per_row * self._stored.itemsize
-        wanted = count * self._values_per_row
-        try:
-            values = np.fromfile(self._path, self._stored, wanted, offset=offset)
-        except OSError as error:
-            raise UserError(f"cannot read {self.name}: {error.strerror or error}") from None
-        if len(values) < wanted:
-            check_not_cut(self.name, os.stat(self._path).st_size, self._end)
-        return values.astype(self.dtype, copy=False).reshape(count, *self.row_shape)
-
-    def _map(self) -> Array:
-        """The array, after a look at the length of its file: to touch what was cut off would end the process."""
         shape = (self.num_rows, *self.row_shape)
         memory, array = _mapped(self._path, self._version, self._stored, shape, self._offset)
-        check_not_cut(self.name, memory.size(), self._end)
-        return array
+        check_not_cut(self.name, memory.size(), self._end)  # to touch what was cut off would end the process
+        # Rows that are checked may be clipped, which spares numpy a copy.
+        return np.take(array, rows, axis=0, mode="clip")
 
 
 @lru_cache(maxsize=MOST_MAPS)
@@ -84,3 +76,21 @@ def _mapped(
         # Otherwise each row brings its neighbourhood along, 32 times what is needed.
         memory.madvise(mmap.MADV_RANDOM)
     return memory, np.frombuffer(memory, dtype, count, offset).reshape(shape)
+
+
+class MemoryColumn:
+    """Rows of an array that had to be read whole: of text, and of what is compressed."""
+
+    reads_in_parallel = True
+
+    def __init__(self, name: str, array: Array, sample_dims: int | None = None) -> None:
+        """The array, and where it came from."""
+        check_numbers(name, array.dtype)
+        self.name = name
+        self.num_rows, self.row_shape = split_shape(name, array.shape, sample_dims)
+        self.dtype = array.dtype.newbyteorder("=")
+        self._array = np.ascontiguousarray(array, self.dtype).reshape(self.num_rows, *self.row_shape)
+
+    def take(self, rows: Rows) -> Array:
+        """The rows asked for."""
+        return np.take(self._array, rows, axis=0)

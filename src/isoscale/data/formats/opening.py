@@ -10,12 +10,10 @@ from pydantic import Field, ValidationError
 
 from isoscale.config import Config
 from isoscale.data.columns import Column, Joined
-from isoscale.data.formats import hdf5, npz, zarr
+from isoscale.data.files import find_files, is_store
+from isoscale.data.formats import hdf5, npy, zarr
 from isoscale.data.formats.checks import number_type
-from isoscale.data.formats.finding import find_files, is_store
 from isoscale.data.formats.idx import open_idx
-from isoscale.data.formats.npy import open_npy
-from isoscale.data.formats.raw import open_raw
 from isoscale.data.formats.text import open_text
 from isoscale.data.formats.views import SomeRows, View, check_fits, read_cut, read_range
 from isoscale.errors import UserError
@@ -32,17 +30,17 @@ SUFFIXES = {
 }  # fmt: skip
 _BEGINNINGS = {b"\x93NUMPY": "npy", b"PK\x03\x04": "npz", b"\x89HDF\r\n\x1a\n": "hdf5", b"\0\0\x08": "idx"}
 _NAMES: dict[str, Callable[[Path], list[str]]] = {
-    "npz": npz.npz_names,
+    "npz": npy.npz_names,
     "hdf5": hdf5.hdf5_names,
     "zarr": zarr.zarr_names,
 }
 """Of formats that hold several arrays."""
 _BY_NAME: dict[str, Callable[[Path, str, int | None], Column]] = {
-    "npz": npz.open_npz,
+    "npz": npy.open_npz,
     "hdf5": hdf5.open_hdf5,
     "zarr": zarr.open_zarr,
 }
-_SINGLE: dict[str, Callable[[Path, int | None], Column]] = {"npy": open_npy, "text": open_text, "idx": open_idx}
+_SINGLE: dict[str, Callable[[Path, int | None], Column]] = {"npy": npy.open_npy, "text": open_text, "idx": open_idx}
 
 
 class ColumnOptions(Config):
@@ -123,7 +121,7 @@ def _open_file(path: Path, options: ColumnOptions, dtype: np.dtype[Any] | None) 
         if options.dataset is not None:
             raise UserError(f'{path} holds no arrays by name; leave dataset: "{options.dataset}" out')
         if kind == "raw":
-            return open_raw(path, dtype, options.shape)
+            return npy.open_raw(path, dtype, options.shape)
         if kind == "lmdb":
             raise UserError(f"{path} holds whole samples, not a column; write columns: {path}")
         return _SINGLE[kind](path, dims)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from isoscale.data.columns import Array
-from isoscale.data.formats.memory import MemoryColumn
+from isoscale.data.formats.mapped import MemoryColumn
 from isoscale.errors import UserError
 
 LINES_AT_ONCE = 100_000
@@ -44,7 +44,13 @@ def text_blocks(path: Path) -> Iterator[Array]:
         if not _are_numbers(first):
             next(lines, None)
         while block := list(islice(lines, LINES_AT_ONCE)):
-            yield _parse(path, block, delimiter, len(first))
+            try:
+                values = np.loadtxt([text for _, text in block], delimiter=delimiter, comments=None, ndmin=2)
+            except ValueError:
+                values = np.empty((0, 0))
+            if values.shape[1] != len(first):
+                raise UserError(_problem(path, block, delimiter, len(first)))
+            yield values
 
 
 def _lines(file: Iterator[str]) -> Lines:
@@ -71,16 +77,6 @@ def _are_numbers(words: list[str]) -> bool:
         return bool([float(word) for word in words])
     except ValueError:
         return False
-
-
-def _parse(path: Path, block: list[tuple[int, str]], delimiter: str | None, num_columns: int) -> Array:
-    try:
-        values = np.loadtxt([text for _, text in block], delimiter=delimiter, comments=None, ndmin=2)
-    except ValueError:
-        values = np.empty((0, 0))
-    if values.shape[1] != num_columns:
-        raise UserError(_problem(path, block, delimiter, num_columns))
-    return values
 
 
 def _problem(path: Path, block: list[tuple[int, str]], delimiter: str | None, num_columns: int) -> str:

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from isoscale.data.columns import Array, Column, Joined, Rows
+from isoscale.data.columns import Array, Column, Joined, Rows, fill, rows_at_once
 from isoscale.data.formats.checks import num_values, split_shape
-from isoscale.data.formats.threads import fill, rows_at_once
 from isoscale.errors import UserError
 
 Cut = slice | list[int]

@@ -1,7 +1,7 @@
 """Write columns block by block, however many rows there will be, in formats that can be read by rows again."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 
 from isoscale.data.columns import Array
-from isoscale.data.formats.extras import library
+from isoscale.data.formats.checks import library
+from isoscale.system.files import sync_file
 
 CHUNK_BYTES = 1 << 20
 """What HDF5 and Zarr store as one piece; small, because rows are read in any order."""
@@ -39,7 +40,7 @@ class NpyWriter:
             if name not in self._files:
                 path = self._folder / f"{self._stem}.{name}.npy"
                 self._files[name] = (path.open("wb"), array.dtype, [0, *array.shape[1:]])
-                _write_header(*self._files[name])
+                write_npy_header(*self._files[name])
             file, _, shape = self._files[name]
             shape[0] += len(array)
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -48,14 +49,15 @@ class NpyWriter:
         """Put the number of rows into the headers, which leave room for it."""
         for file, dtype, shape in self._files.values():
             file.seek(0)
-            _write_header(file, dtype, shape)
+            write_npy_header(file, dtype, shape)
             file.flush()
             os.fsync(file.fileno())
             file.close()
         return [Path(file.name) for file, _, _ in self._files.values()]
 
 
-def _write_header(file: BinaryIO, dtype: np.dtype[Any], shape: list[int]) -> None:
+def write_npy_header(file: BinaryIO, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
+    """What stands before the rows of a `.npy` file; it leaves room for more of them."""
     description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(shape)}
     np.lib.format.write_array_header_1_0(file, description)
 
@@ -82,7 +84,7 @@ class Hdf5Writer:
     def close(self) -> list[Path]:
         """Close the file."""
         self._file.close()
-        fsync(self._path)
+        sync_file(self._path)
         return [self._path]
 
 
@@ -107,7 +109,7 @@ class ZarrWriter:
         """See that all chunks are on the disk."""
         for file in self._path.rglob("*"):
             if file.is_file():
-                fsync(file)
+                sync_file(file)
         return [self._path]
 
 
@@ -116,12 +118,6 @@ WRITERS: dict[str, type[NpyWriter] | type[Hdf5Writer] | type[ZarrWriter]] = {
     "hdf5": Hdf5Writer,
     "zarr": ZarrWriter,
 }
-
-
-def fsync(path: Path) -> None:
-    """Wait until a file is on the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _chunk_rows(array: Array) -> int:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from isoscale.data.columns import Array, Column, Rows
-from isoscale.data.formats.checks import check_length, check_numbers, split_shape
-from isoscale.data.formats.extras import library
+from isoscale.data.formats.checks import check_length, check_numbers, library, split_shape
 from isoscale.data.formats.views import Flattened
 from isoscale.errors import UserError
 
@@ -32,7 +31,8 @@ class ZarrColumn:
         check_numbers(self.name, stored.dtype)
         self.num_rows, self.row_shape = split_shape(self.name, stored.shape, None)
         self.dtype = stored.dtype.newbyteorder("=")
-        self._folder = path / stored.path if _uses_blosc(stored) and path.is_dir() else None
+        uses_blosc = any("blosc" in type(codec).__name__.lower() for codec in stored.compressors)
+        self._folder = path / stored.path if uses_blosc and path.is_dir() else None
         self._checked: set[int] = set()
 
     def take(self, rows: Rows) -> Array:
@@ -54,20 +54,12 @@ class ZarrColumn:
         others = [range(-(-length // chunk)) for length, chunk in zip(shape[1:], lengths[1:], strict=True)]
         for first in set((rows // lengths[0]).tolist()) - self._checked:
             for rest in product(*others):
-                _check_blosc(self._folder / self._stored.metadata.encode_chunk_key((first, *rest)))
+                path = self._folder / self._stored.metadata.encode_chunk_key((first, *rest))
+                if path.exists():  # one that is not there stands for zeros
+                    with path.open("rb") as file:
+                        expected = int.from_bytes(file.read(16)[12:], "little")
+                    check_length(path, path.stat().st_size, max(16, expected))
             self._checked.add(first)
-
-
-def _uses_blosc(stored: Any) -> bool:
-    return any("blosc" in type(codec).__name__.lower() for codec in stored.compressors)
-
-
-def _check_blosc(path: Path) -> None:
-    """A chunk says how long it is; one that is not there stands for zeros."""
-    if path.exists():
-        with path.open("rb") as file:
-            expected = int.from_bytes(file.read(16)[12:], "little")
-        check_length(path, path.stat().st_size, max(16, expected))
 
 
 def zarr_names(path: Path) -> list[str]:

@@ -1,13 +1,22 @@
-"""Write what converters read: streaming, whole or not at all, and with a manifest of what was made of what."""
+"""Convert files: what converters read is written as data files, whole or not at all, with a manifest of their origins.
+
+A converter is a function of a path, or a class that is built with arguments and then called with a path. It yields
+blocks of rows: dicts of arrays that share their first dimension, with the same names, shapes and types every time.
+
+    def read(path: Path, scale: float = 1.0):
+        for chunk in my_format(path):
+            yield {"input": chunk.features * scale, "target": chunk.energy}
+
+`isoscale data make my_module:read a.dat b.dat --out DIR scale=2` calls it for each file and writes `DIR/a.input.npy`,
+`DIR/a.target.npy` and so on, so that `DIR/*.input.npy` is a column of the component `files`.
+"""
 
 import hashlib
 import inspect
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,15 +24,54 @@ from typing import Any
 
 import numpy as np
 
-from isoscale.data.columns import Array
-from isoscale.data.files import sha256, sweep, writing_into
-from isoscale.data.formats.checks import check_numbers
+from isoscale.data.columns import BLOCK_BYTES, Array, row_bytes
+from isoscale.data.files import disk_bytes, sha256, sweep, writing_into
+from isoscale.data.formats.checks import check_numbers, number_type
+from isoscale.data.formats.opening import dataset_names, open_column
+from isoscale.data.formats.text import text_blocks, text_names
 from isoscale.data.formats.writing import WRITERS, Writer
-from isoscale.data.tools.converters import Converter
 from isoscale.errors import UserError
+from isoscale.system.files import write_aside
 
+Block = Mapping[str, Array]
+"""Some rows: arrays by name."""
+Converter = Callable[[Path], Iterable[Block]]
 MANIFEST = "manifest.json"
 ASIDE = ".making-"
+
+
+def text(path: Path, dtype: str = "float32", **columns: str | list[str]) -> Iterator[Block]:
+    """Columns of a text file by their names; `input=[x,y]` puts some of them together, `target=z` renames one."""
+    names, stored = text_names(path), number_type(dtype, "dtype")
+    if names is None:
+        raise UserError(f"{path} has no line with a name for each column; write one, such as: x,y,energy")
+    wanted = columns or {name: name for name in names}
+    places = {key: _places(path, names, value) for key, value in wanted.items()}
+    for block in text_blocks(path):
+        yield {key: np.ascontiguousarray(block[:, place], stored) for key, place in places.items()}
+
+
+def _places(path: Path, names: Sequence[str], wanted: str | list[str]) -> int | list[int]:
+    missing = [name for name in ([wanted] if isinstance(wanted, str) else wanted) if name not in names]
+    if missing:
+        raise UserError(f'{path} has no column "{missing[0]}"; there is {", ".join(names)}')
+    return names.index(wanted) if isinstance(wanted, str) else [names.index(name) for name in wanted]
+
+
+def arrays(path: Path, **names: str) -> Iterator[Block]:
+    """Arrays of an `.npz` or HDF5 file; `input=features` takes only those that are named, under new names."""
+    wanted = names or {name.replace("/", "."): name for name in dataset_names(path) or []}
+    if not wanted:
+        raise UserError(f"{path} holds no arrays by name")
+    columns = {name: open_column({"path": str(path), "dataset": dataset}) for name, dataset in wanted.items()}
+    counts = {name: column.num_rows for name, column in columns.items()}
+    num_rows = min(counts.values())
+    if num_rows < max(counts.values()):
+        raise UserError(f"{path}: the arrays differ in their number of rows ({counts}); name those that go together")
+    size = max(1, BLOCK_BYTES // max(1, *map(row_bytes, columns.values())))
+    for start in range(0, num_rows, size):
+        places = np.arange(start, min(num_rows, start + size))
+        yield {name: column.take(places) for name, column in columns.items()}
 
 
 @dataclass(frozen=True)
@@ -60,7 +108,10 @@ class Made:
 
 def make_files(inputs: Sequence[Path], folder: Path, making: Making) -> Iterator[Made]:
     """Convert each input into files in `folder`, and remember in a manifest what was made of what."""
-    _check_stems(inputs)
+    seen: dict[str, Path] = {}
+    for path in inputs:
+        if seen.setdefault(path.stem, path) != path:
+            raise UserError(f"{seen[path.stem]} and {path} would be written under the same name; rename one of them")
     converter, how = making.converter(), making.plain()
     with writing_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,37 +125,23 @@ def make_files(inputs: Sequence[Path], folder: Path, making: Making) -> Iterator
             continue
         entry = _convert(source, folder, converter, making.format, known)
         manifest[source.stem] = {**origin, "made_by": how, **entry}
-        _write_manifest(folder, manifest)
+        with writing_into(folder):
+            write_aside(folder / MANIFEST, json.dumps({"inputs": manifest}, indent=1))
         yield Made(source, entry["rows"], is_new=True)
 
 
-def _check_stems(inputs: Sequence[Path]) -> None:
-    seen: dict[str, Path] = {}
-    for source in inputs:
-        if seen.setdefault(source.stem, source) != source:
-            raise UserError(
-                f"{seen[source.stem]} and {source} would be written under the same name; rename one of them"
-            )
-
-
 def _is_done(folder: Path, known: dict[str, Any], origin: dict[str, Any], how: dict[str, Any]) -> bool:
-    is_same = known["sha256"] == origin["sha256"] and known["made_by"] == how
-    return is_same and all(_size(folder / name) == size for name, size in known["files"].items())
-
-
-def _size(path: Path) -> int | None:
-    """Bytes of a file, or of all files of a store."""
-    if path.is_dir():
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return path.stat().st_size if path.exists() else None
+    files = {folder / name: size for name, size in known["files"].items()}
+    is_whole = all(path.exists() and disk_bytes(path) == size for path, size in files.items())
+    return is_whole and known["sha256"] == origin["sha256"] and known["made_by"] == how
 
 
 def _convert(
     source: Path, folder: Path, converter: Converter, format_name: str, known: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Write aside, and give the files their names only when they are whole."""
-    with _aside(folder) as aside:
-        writer: Writer = WRITERS[format_name](aside, source.stem)
+    with tempfile.TemporaryDirectory(prefix=ASIDE, dir=folder) as aside:
+        writer: Writer = WRITERS[format_name](Path(aside), source.stem)
         num_rows = 0
         for rows in _checked(source, converter):
             with writing_into(folder):
@@ -119,7 +156,7 @@ def _convert(
             for path in written:
                 _remove(folder / path.name)
                 path.rename(folder / path.name)
-    return {"rows": num_rows, "files": {path.name: _size(folder / path.name) for path in written}}
+    return {"rows": num_rows, "files": {path.name: disk_bytes(folder / path.name) for path in written}}
 
 
 def _checked(source: Path, converter: Converter) -> Iterator[dict[str, Array]]:
@@ -163,18 +200,3 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8"))["inputs"]) if path.exists() else {}
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is not the manifest of this command; choose another folder, or remove it") from None
-
-
-def _write_manifest(folder: Path, inputs: Mapping[str, Any]) -> None:
-    with _aside(folder) as aside, writing_into(folder), (aside / MANIFEST).open("w", encoding="utf-8") as file:
-        json.dump({"inputs": inputs}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-        (aside / MANIFEST).replace(folder / MANIFEST)
-
-
-@contextmanager
-def _aside(folder: Path) -> Iterator[Path]:
-    """A folder beside the target, so that a rename is all that is left to do."""
-    with tempfile.TemporaryDirectory(prefix=ASIDE, dir=folder) as aside:
-        yield Path(aside)

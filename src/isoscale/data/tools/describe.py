@@ -1,7 +1,7 @@
 """What is in a source or in files, in numbers: samples, shapes, types, ranges of values, how many of each class."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import zip_longest
 from typing import Any
@@ -12,11 +12,17 @@ from torch import Tensor
 
 from isoscale.data.batches import Batch
 from isoscale.data.columns import Array, Column, blocks
+from isoscale.data.files import disk_bytes, find_files
+from isoscale.data.formats.lmdb import LmdbSource
+from isoscale.data.formats.opening import SUFFIXES, dataset_names, format_of, open_column
 from isoscale.data.sources import Source, is_rows
+from isoscale.errors import UserError
 
 CHUNK = 4096
 MOST_SAMPLES = 1000
 """How many samples are looked at where each has to be read by itself."""
+ONLY = "values"
+"""What an array without a name is called."""
 
 
 def describe(source: Source) -> dict[str, Any]:
@@ -24,7 +30,9 @@ def describe(source: Source) -> dict[str, Any]:
 
     Of a source with `parts()`, also each of these by name, in numbers by their units.
     """
-    samples = _samples(source)
+    samples = torch.arange(len(source))
+    if len(source) > MOST_SAMPLES and not is_rows(source):  # an even choice of what is read one by one
+        samples = torch.linspace(0, len(source) - 1, MOST_SAMPLES, dtype=torch.float64).long()
     facts: dict[str, _Facts] = {}
     for rows in samples.split(CHUNK):
         for name, tensor in named_tensors(source.fetch(rows)):
@@ -77,13 +85,6 @@ class _Facts:
         return dict(zip(classes, torch.bincount(known, minlength=len(classes)).tolist(), strict=True))
 
 
-def _samples(source: Source) -> Tensor:
-    """All samples of tensors in memory, and an even choice of those that are read one by one."""
-    if is_rows(source) or len(source) <= MOST_SAMPLES:
-        return torch.arange(len(source))
-    return torch.linspace(0, len(source) - 1, MOST_SAMPLES, dtype=torch.float64).long()
-
-
 def describe_column(column: Column) -> dict[str, Any]:
     """Rows, shape of one, type, range, what is not finite, and a fingerprint; only a block of rows is in memory."""
     content = _Content(column.dtype, column.row_shape)
@@ -120,7 +121,9 @@ class _Content:
     def add(self, rows: Array, hasher: Executor) -> None:
         """Take more rows into account; hashing takes longest, and so has a thread of its own."""
         self._see_shape(rows.shape[1:])
-        hashing = hasher.submit(self._digest.update, _canonical(rows))
+        # What every machine and format agrees on: bytes in C order, the smallest first.
+        canonical = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
+        hashing = hasher.submit(self._digest.update, canonical)
         self._count(rows.reshape(-1))
         self._rows += len(rows)
         hashing.result()
@@ -161,6 +164,20 @@ class _Content:
         }
 
 
-def _canonical(rows: Array) -> memoryview:
-    """The bytes of rows as every machine and format agrees on them: in C order, the smallest byte first."""
-    return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
+def describe_files(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Number of files, bytes on disk, and rows, shape, type, values and fingerprint of each array.
+
+    A pattern is one array in several files; `options` are those of a column (`dataset`, `columns`, `sample_dims`, …).
+    """
+    files = find_files(path, tuple(SUFFIXES))
+    facts = {"files": len(files), "bytes": sum(map(disk_bytes, files))}
+    if format_of(files[0]) == "lmdb":
+        if len(files) > 1 or options:
+            raise UserError(f"{files[0]} holds whole samples: give one such file alone, without options")
+        return {**facts, "columns": describe_records(LmdbSource(files[0]))}
+    names = dataset_names(files[0]) if "dataset" not in options else None
+    chosen = [{}] if names is None else [{"dataset": name} for name in names]
+    columns = {
+        str({**options, **one}.get("dataset", ONLY)): open_column({"path": path, **options, **one}) for one in chosen
+    }
+    return {**facts, "columns": {name: describe_column(column) for name, column in columns.items()}}

@@ -46,7 +46,11 @@ class Fetching:
         """Download what is wanted, each file from the first address that has it, unless a system's package has it."""
         for folder in self.entry.elsewhere:
             self._take_from(folder)
-        addresses = self.entry.addresses if mirror is None else (_folder_address(mirror),)
+        addresses = self.entry.addresses
+        if mirror is not None:
+            if not mirror.startswith(("http://", "https://")):
+                raise UserError(f"--mirror {mirror}: expected an address that begins with http:// or https://")
+            addresses = (mirror.rstrip("/") + "/",)
         for published in self._published():
             self._from_first(addresses, published, report)
 
@@ -69,25 +73,34 @@ class Fetching:
         reasons = []
         for address in addresses:
             try:
-                return self._download(urljoin(address, published), published, report)
+                with _opened(urljoin(address, published)) as response, self._aside() as aside:
+                    self._write(aside / published, _body(response, lambda done, total: report(published, done, total)))
+                    self._take(aside / published, published)
+                return
             except Unusable as unusable:
                 reasons.append(f"{urljoin(address, published)}: {unusable}")
-        raise UserError(self._by_hand(reasons))
-
-    def _download(self, address: str, published: str, report: Report) -> None:
-        with _opened(address) as response, self._aside() as aside:
-            self._write(aside / published, _body(response, lambda done, total: report(published, done, total)))
-            self._take(aside / published, published)
+        entry = self.entry
+        place, note = (self.home.parent, " and unpack it there") if entry.archive else (self.home, "")
+        lines = [f"{urljoin(entry.addresses[0], name)}  →  {place / name}" for name in self._published()]
+        by_hand = [
+            f"cannot fetch {entry.name} from here:",
+            *(f"  {reason}" for reason in reasons),
+            f"fetch it on a machine with internet, and put it into place{note}:",
+            *(f"  {line}" for line in lines),
+            f"or bring it in any folder DIR and type: isoscale data get {entry.name} --from DIR",
+        ]
+        raise UserError("\n  ".join(by_hand))
 
     def _take_from(self, folder: Path) -> list[str]:
         """Take files from a folder; says which ones were not right."""
         reasons = []
-        plain = [variant for name in self.wanted for variant in (name, name + GZIP_SUFFIX)]
-        for path in _named(folder, {*plain, self.entry.archive}) if self.wanted else []:
-            try:
-                self._take(path, path.name)
-            except Unusable as unusable:
-                reasons.append(f"{path}: {unusable}")
+        names = {variant for name in self.wanted for variant in (name, name + GZIP_SUFFIX)}
+        for path in sorted(folder.rglob("*")) if self.wanted else ():
+            if path.name in {*names, self.entry.archive} and path.is_file():
+                try:
+                    self._take(path, path.name)
+                except Unusable as unusable:
+                    reasons.append(f"{path}: {unusable}")
         return reasons
 
     def _take(self, raw: Path, published: str) -> None:
@@ -131,31 +144,6 @@ class Fetching:
             aside = tempfile.TemporaryDirectory(prefix=INCOMING, dir=self.home)
         with aside:
             yield Path(aside.name)
-
-    def _by_hand(self, reasons: list[str]) -> str:
-        """What to do where the network does not reach."""
-        entry = self.entry
-        place, note = (self.home.parent, " and unpack it there") if entry.archive else (self.home, "")
-        lines = [f"{urljoin(entry.addresses[0], name)}  →  {place / name}" for name in self._published()]
-        return "\n  ".join(
-            [
-                f"cannot fetch {entry.name} from here:",
-                *(f"  {reason}" for reason in reasons),
-                f"fetch it on a machine with internet, and put it into place{note}:",
-                *(f"  {line}" for line in lines),
-                f"or bring it in any folder DIR and type: isoscale data get {entry.name} --from DIR",
-            ]
-        )
-
-
-def _folder_address(mirror: str) -> str:
-    if not mirror.startswith(("http://", "https://")):
-        raise UserError(f"--mirror {mirror}: expected an address that begins with http:// or https://")
-    return mirror.rstrip("/") + "/"
-
-
-def _named(folder: Path, names: set[str | None]) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.name in names and path.is_file()]
 
 
 def _members(archive: Path) -> Iterator[tuple[str, Iterable[bytes]]]:

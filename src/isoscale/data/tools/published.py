@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from isoscale.data.files import DATA_VARIABLE, data_folder, find_all
 from isoscale.errors import UserError
@@ -44,29 +45,33 @@ def locate(entry: Entry, path: str | None = None) -> dict[str, Path]:
     `path` is the folder of the files or, where an archive makes a folder of its own, the one above.
     """
     bases = [data_folder() / entry.folder, *entry.elsewhere] if path is None else [Path(path).expanduser()]
-    places = [place for base in bases for place in _places(entry, base)]
-    found = [find_all(folder, names) for folder, names in places]
+    versions = [(entry.inside, tuple(entry.files)), *([entry.other_version] if entry.other_version else [])]
+    places = []  # each folder in which the files may lie, with their names there
+    for base in bases:
+        places += [(place, names) for inside, names in versions for place in dict.fromkeys((base / inside, base))]
+    found = [find_all(place, names) for place, names in places]
     for files, (_, names) in zip(found, places, strict=True):
         if len(files) == len(names):
             return files
     nearest = max(range(len(places)), key=lambda place: len(found[place]))
     missing = [name for name in places[nearest][1] if name not in found[nearest]]
-    raise UserError(_missing_words(entry, missing, places[nearest][0], bases, path))
-
-
-def _places(entry: Entry, base: Path) -> list[tuple[Path, tuple[str, ...]]]:
-    """Each folder in which the files may lie, with their names there."""
-    versions = [(entry.inside, tuple(entry.files)), *([entry.other_version] if entry.other_version else [])]
-    return [(folder, names) for inside, names in versions for folder in dict.fromkeys((base / inside, base))]
-
-
-def _missing_words(entry: Entry, missing: list[str], folder: Path, bases: list[Path], path: str | None) -> str:
+    folder = places[nearest][0]
     looked = "".join(f" (looked in {base} as well)" for base in bases if not folder.is_relative_to(base))
     above = f", or {DATA_VARIABLE} to the one above" if path is None else ""
-    return (
+    raise UserError(
         f"{entry.name} is not in {folder}{looked}: {', '.join(missing)} missing\n"
         f"  to fetch it, type: isoscale data get {entry.name}\n"
         "  on a node without internet, type that on a login or data-mover node that shares the folder,\n"
         f"  or bring the files yourself and type: isoscale data get {entry.name} --from DIR\n"
         f"  if you have them elsewhere, set data.path in the recipe to their folder{above}"
     )
+
+
+def presence(entry: Entry, path: str | None = None) -> dict[str, Any]:
+    """Whether all files of an entry are there, where, and how large they are."""
+    try:
+        files = locate(entry, path)
+    except UserError:
+        return {"present": False, "path": None, "bytes": 0}
+    folder = next(iter(files.values())).parent
+    return {"present": True, "path": str(folder), "bytes": sum(file.stat().st_size for file in files.values())}

@@ -20,10 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isoscale.data.columns import Array, Joined, Rows, row_bytes
+from isoscale.data.files import natural
 from isoscale.data.formats.checks import check_not_cut
+from isoscale.data.formats.writing import write_npy_header
 from isoscale.data.order import Order
 from isoscale.data.shards import cut
 from isoscale.errors import UserError
+from isoscale.system.files import write_aside
 
 PURPOSE = "shuffle files"
 PIECES = 8
@@ -108,16 +111,11 @@ class Pattern(NamedTuple):
             if path.name.startswith(self.prefix) and path.name.endswith(self.suffix) and len(path.name) >= shortest
         }
         chosen = {text: path for text, path in found.items() if fnmatchcase(text, self.between)}
-        return dict(sorted(chosen.items(), key=lambda item: _by_number(item[0])))
+        return dict(sorted(chosen.items(), key=lambda item: natural(item[0])))
 
     def __str__(self) -> str:
         """As it was written."""
         return str(self.folder / f"{self.prefix}{self.between}{self.suffix}")
-
-
-def _by_number(text: str) -> list[tuple[int, str]]:
-    """Sorts 2 before 10."""
-    return [(int(word), "") if word.isdecimal() else (0, word) for word in re.split(r"(\d+)", text)]
 
 
 class NpyRows:
@@ -185,7 +183,7 @@ class Columns:
             if not own:
                 raise UserError(f"no file is called {pattern}")
             if own != keys:
-                odd = sorted(own ^ keys, key=_by_number)[0]
+                odd = sorted(own ^ keys, key=natural)[0]
                 there, missing = (pattern, first) if odd in own else (first, pattern)
                 name = missing.folder / f"{missing.prefix}{odd}{missing.suffix}"
                 raise UserError(f"{name} is missing: {there} has {len(self.files[there.suffix])} files, one of them "
@@ -243,7 +241,11 @@ class Output:
         self._manifest = pattern.folder / f"{name}.shuffle.json"
         self._plan = {"seed": seed, "files": num_files, "from": columns.fingerprint(), "row_dims": columns.num_row_dims}
         self._state: dict[str, Any] = {"plan": self._plan, "rows": 0, "placing": False}
-        self._check_overlap()
+        # Files that a pattern would find the next time would be shuffled with themselves.
+        for source in self._columns.patterns:
+            same_folder = source.folder.resolve() == self._pattern.folder.resolve()
+            if same_folder and self._pattern.prefix.startswith(source.prefix):
+                raise UserError(f"the new files, {self._pattern}, would be found by {source} too: use another --out")
 
     @property
     def paths(self) -> list[Path]:
@@ -254,13 +256,6 @@ class Output:
 
     def _path(self, folder: Path, suffix: str, number: int) -> Path:
         return folder / f"{self._pattern.prefix}{number}{suffix}"
-
-    def _check_overlap(self) -> None:
-        """Files that a pattern would find the next time would be shuffled with themselves."""
-        for source in self._columns.patterns:
-            same_folder = source.folder.resolve() == self._pattern.folder.resolve()
-            if same_folder and self._pattern.prefix.startswith(source.prefix):
-                raise UserError(f"the new files, {self._pattern}, would be found by {source} too: use another --out")
 
     @property
     def is_done(self) -> bool:
@@ -281,18 +276,15 @@ class Output:
             self._save_state()
 
     def _check_foreign(self) -> None:
-        foreign = sorted(set(self._present()) - set(self._made()))
+        patterns = (self._pattern._replace(suffix=suffix) for suffix in self._columns.by_suffix)
+        there = (pattern.files() for pattern in patterns if pattern.folder.is_dir())
+        numbered = {path for files in there for text, path in files.items() if text.isdecimal()}
+        foreign = sorted(numbered - set(self._made()))
         if foreign:
             raise UserError(
                 f"{foreign[0]} is there already and was not made, or not left as it was, by `isoscale data shuffle`; "
                 "move it away, or use another --out"
             )
-
-    def _present(self) -> list[Path]:
-        """Numbered files under the names of the output, also beyond the number that is written now."""
-        patterns = (self._pattern._replace(suffix=suffix) for suffix in self._columns.by_suffix)
-        there = (pattern.files() for pattern in patterns if pattern.folder.is_dir())
-        return [path for files in there for text, path in files.items() if text.isdecimal()]
 
     def _made(self) -> list[Path]:
         """Files that an earlier shuffle made and nobody changed."""
@@ -354,16 +346,18 @@ class Output:
         rows = self._order.indices(first, end - first).numpy()
         by_place = np.argsort(rows)
         for suffix, column in self._columns.by_suffix.items():
-            head = _header(column, stop - start)
+            head = io.BytesIO()
+            write_npy_header(head, column.dtype, (stop - start, *column.row_shape))
             path = self._path(self._aside, suffix, number)
             with open(path, "r+b" if path.exists() else "w+b") as file:
-                file.write(head)
-                file.seek(len(head) + (first - start) * row_bytes(column))
+                file.write(head.getvalue())
+                file.seek(head.tell() + (first - start) * row_bytes(column))
                 file.write(_gathered(column, rows, by_place).reshape(-1).view(np.uint8).data)
-                _sync(file)
+                file.flush()
+                os.fsync(file.fileno())
 
     def _save_state(self) -> None:
-        _write_json(self._aside / STATE, self._state)
+        write_aside(self._aside / STATE, json.dumps(self._state, indent=1))
 
     def put_in_place(self) -> None:
         """Give the files their names, in place of what an earlier shuffle made."""
@@ -372,24 +366,13 @@ class Output:
             for path in self._made():
                 path.unlink()
             written = [self._aside / path.name for path in self.paths]
-            _write_json(self._manifest, {"plan": self._plan, "files": _stamps(written)})
+            write_aside(self._manifest, json.dumps({"plan": self._plan, "files": _stamps(written)}, indent=1))
             self._state["placing"] = True
             self._save_state()
         for path in self.paths:
             if (self._aside / path.name).exists():
                 (self._aside / path.name).replace(path)
         shutil.rmtree(self._aside)
-
-
-def _header(column: Joined, num_rows: int) -> bytes:
-    head = io.BytesIO()
-    described = {
-        "descr": np.lib.format.dtype_to_descr(column.dtype),
-        "fortran_order": False,
-        "shape": (num_rows, *column.row_shape),
-    }
-    np.lib.format.write_array_header_1_0(head, described)
-    return head.getvalue()
 
 
 def _gathered(column: Joined, rows: Rows, by_place: Rows) -> Array:
@@ -402,19 +385,5 @@ def _gathered(column: Joined, rows: Rows, by_place: Rows) -> Array:
     return found
 
 
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    aside = path.with_name(path.name + ".new")
-    with aside.open("w") as file:
-        json.dump(values, file, indent=1)
-        _sync(file)
-    aside.replace(path)

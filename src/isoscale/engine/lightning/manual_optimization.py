@@ -17,8 +17,8 @@ from isoscale.engine.optim.schedules import LearningRate
 from isoscale.engine.precision import Precision
 from isoscale.engine.step.step import loss_terms
 from isoscale.errors import UserError
-from isoscale.parallel.buffer import Buffer
 from isoscale.parallel.collectives import Ranks
+from isoscale.parallel.reduction import Buffer
 
 
 def check(plan: Plan, train: Train, precision: Precision) -> None:

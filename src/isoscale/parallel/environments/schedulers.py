@@ -1,7 +1,8 @@
 """What batch systems tell the processes that they start, and all processes of a job: Slurm, PALS on PBS, LSF."""
 
 import re
-from itertools import groupby
+from collections.abc import Iterator
+from itertools import groupby, product
 from pathlib import Path
 
 from isoscale.errors import UserError
@@ -15,10 +16,47 @@ from isoscale.parallel.environments.base import (
     number,
 )
 from isoscale.parallel.environments.batch import SYSTEMS
-from isoscale.parallel.environments.node_list import expand, expand_counts
 
+_ENTRY = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
+"""A host or several of them: no comma outside of brackets."""
+_PART = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 STEPS_APART = 61
 """How far the ports of two jobs that follow each other are apart: steps of one job lie in between."""
+
+
+def expand(text: str) -> list[str]:
+    """Every host of a list as Slurm writes it, in its order: `n[1-4,7],gpu-[001-003]`."""
+    hosts = [host for entry in _ENTRY.findall(text) for host in _hosts(entry, text)]
+    if not hosts or _ENTRY.sub("", text).strip(","):
+        raise _unreadable(text)
+    return hosts
+
+
+def expand_counts(text: str) -> list[int]:
+    """Tasks on each host, as in `2(x3),1`."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", text)
+    return [int(count) for count, times in found for _ in range(int(times or 1))]
+
+
+def _hosts(entry: str, text: str) -> list[str]:
+    parts = [[found[2]] if found[2] else list(_numbers(found[1], text)) for found in _PART.finditer(entry)]
+    return ["".join(combined) for combined in product(*parts)]
+
+
+def _numbers(ranges: str, text: str) -> Iterator[str]:
+    """What a bracket holds; numbers are as wide as the first of their range."""
+    for each in ranges.split(","):
+        first, dash, last = each.partition("-")
+        last = last if dash else first
+        if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
+            raise _unreadable(text)
+        yield from (f"{value:0{len(first)}d}" for value in range(int(first), int(last) + 1))
+
+
+def _unreadable(text: str) -> UserError:
+    return UserError(
+        f"the list of hosts is {text!r}, but should look like n[1-4,7],login: export MASTER_ADDR, the host of rank 0"
+    )
 
 
 class Slurm(Numbering):

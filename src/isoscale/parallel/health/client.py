@@ -3,18 +3,28 @@
 A thread beside the main one keeps the connection to the server of rank 0. What the server decides ends the main
 thread at its next word to the others, or at the error that a broken connection gives; where it is stuck, the thread
 ends the process.
+
+Whoever waits for another process in Gloo waits until a connection closes, and Gloo has no way to be told. A connection
+that is shut from below closes for both sides. Now and then (one in forty, three ranks on a busy machine) Gloo waits on,
+in `UnboundBuffer::waitSend`, although its connections are closed: then the watch ends the process.
 """
 
+import ctypes
 import os
 import selectors
 import signal
+import socket
+import stat
+import struct
 import sys
 import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -36,6 +46,11 @@ ORPHANED = 30.0
 LONGEST_TRACEBACK = 20_000
 
 _GONE = "no longer answers: its process or its machine is gone"
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<frozen"})
+_DESCRIPTORS = Path("/proc/self/fd")
+_SO_ATTACH_FILTER = 26
+_TAKE_NOTHING = ctypes.create_string_buffer(struct.pack("@HBBI", 0x06, 0, 0, 0))
+"""A filter of packets in the language of the kernel (BPF) with one instruction: return, with 0 bytes of the packet."""
 
 
 class HealthClient:
@@ -100,13 +115,12 @@ class HealthClient:
             return error
         self._handled = error  # from here on the thread leaves it to the main thread to end the process
         if not isinstance(error, PeerFailed):
-            error = self._heard_from_peers(error) if _is_broken_connection(error) else self._published(error)
+            if _is_broken_connection(error):
+                error = self._heard_from_peers(error)
+            else:
+                words = f"rank {self.rank} on {self.hosts[self.rank]} failed: {message(error)}"
+                self._publish(words, exit_code(error), error)
         self._handled = error
-        return error
-
-    def _published(self, error: BaseException) -> BaseException:
-        words = f"rank {self.rank} on {self.hosts[self.rank]} failed: {message(error)}"
-        self._publish(words, exit_code(error), error)
         return error
 
     def _heard_from_peers(self, error: BaseException) -> BaseException:
@@ -182,13 +196,6 @@ class HealthClient:
             self._line.send(cause=asdict(cause))
         self._learn(cause)
 
-    def _lose_neighbour(self) -> None:
-        self._neighbour_ended = False
-        if self._neighbour == 0:
-            self._lose_first(_GONE)
-        else:
-            self._line.send(gone=self._neighbour)
-
     def _lose_first(self, state: str) -> None:
         """Without rank 0 there is no server, and every rank finds out by itself."""
         self._without_first = True
@@ -203,7 +210,11 @@ class HealthClient:
     def _judge(self, now: float) -> None:
         """End what does not end by itself."""
         if self._neighbour_ended and self.cause is None and not self._done.is_set():
-            self._lose_neighbour()
+            self._neighbour_ended = False
+            if self._neighbour == 0:
+                self._lose_first(_GONE)
+            else:
+                self._line.send(gone=self._neighbour)
         if self.cause is None and self.limit and now - self._heard > self.limit:
             self._lose_first(f"has given no sign of life for {now - self._heard:.0f} s")
         if self.cause is not None and self._handled is None and time.monotonic() - self._known_at > REACT:
@@ -251,9 +262,6 @@ def _ready(files: Sequence[Line | int], event: int, seconds: float) -> list[Line
         return [key.fileobj for key, _ in selector.select(seconds)]  # type: ignore[misc]
 
 
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<frozen"})
-
-
 def _is_broken_connection(error: BaseException) -> bool:
     """Whether a word to other ranks could not be said, here or on the way to this error."""
     chain: BaseException | None = error
@@ -262,3 +270,37 @@ def _is_broken_connection(error: BaseException) -> bool:
             return True
         chain = chain.__cause__ or chain.__context__
     return False
+
+
+def open_sockets() -> dict[str, int]:
+    """The descriptor of every open socket, by a name that is never used again; none where there is no /proc."""
+    found: dict[str, int] = {}
+    for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.is_dir() else ():
+        with suppress(OSError):  # closed meanwhile
+            if stat.S_ISSOCK(entry.stat().st_mode):
+                found[os.readlink(entry)] = int(entry.name)
+    return found
+
+
+def shut(names: Iterable[str]) -> None:
+    """Shut connections, except those over which ranks tell each other what happened."""
+    kept = {line.fileno() for line in Line.everywhere}
+    for name, descriptor in open_sockets().items():
+        if name in names and descriptor not in kept:
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.getpeername()  # not one that listens: Gloo ends the process when that one fails
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def shut_doors(names: Iterable[str], port: int) -> None:
+    """Let nobody connect any more at some sockets that listen, nor at a port; those who are connected stay so.
+
+    Neither torch's store nor Gloo asks who connects, or how often. The sockets are theirs and must stay open, so that
+    the system is told to drop what arrives.
+    """
+    for name, descriptor in open_sockets().items() if sys.platform == "linux" else ():
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as door:
+            is_door = door.family != socket.AF_UNIX and door.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if is_door and (name in names or door.getsockname()[1] == port):
+                program = struct.pack("@HP", 1, ctypes.addressof(_TAKE_NOTHING))
+                door.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

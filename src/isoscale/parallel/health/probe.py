@@ -124,18 +124,15 @@ def _listening(host: str, interface: str, address: str) -> Iterator[_Door]:
     at = address if is_own(address) else ""  # where a gateway stands before this host, others know it by another one
     with socket.create_server((at, 0), family=family_of(at), backlog=1024) as server:
         port, token = int(server.getsockname()[1]), secrets.token_hex(8)
-        door = _Door(host, interface, _has(interface), address, port, token)
+        wanted = set(filter(None, interface.split(",")))
+        has_interface = wanted <= {name for _, name in socket.if_nameindex()}
+        door = _Door(host, interface, has_interface, address, port, token)
         threading.Thread(target=_answer, args=(server, door.token.encode()), daemon=True).start()
         try:
             yield door
         finally:
             with suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread
-
-
-def _has(interfaces: str) -> bool:
-    """Whether there are such interfaces here: several are separated by commas."""
-    return set(filter(None, interfaces.split(","))) <= {name for _, name in socket.if_nameindex()}
 
 
 def _answer(server: socket.socket, token: bytes) -> None:

@@ -96,7 +96,12 @@ class Rendezvous:
         self.port = environment.port
         self._hosts_store = environment.rank == 0 and not environment.store_runs
         if self._hosts_store:
-            self._be_there()
+            if environment.inferred_from and not is_own(environment.address):
+                here = socket.gethostname()
+                raise UserError(
+                    f"rank 0 is on {here}, but the others look for it on {environment.address}, because of "
+                    f"{environment.inferred_from}: export MASTER_ADDR={here} and pass it on to all ranks"
+                )
         else:
             self._wait_for_server()
         # Ranks of another job that meet at the same port by accident find a room of their own.
@@ -106,15 +111,6 @@ class Rendezvous:
 
     def _board(self, store: Store) -> SignedStore:
         return SignedStore(prefixed(self._room, store), self._key)
-
-    def _be_there(self) -> None:
-        """Make sure that the others look for rank 0 where it is, if nobody said where that is."""
-        here = self._environment
-        if here.inferred_from and not is_own(here.address):
-            raise UserError(
-                f"rank 0 is on {socket.gethostname()}, but the others look for it on {here.address}, because of "
-                f"{here.inferred_from}: export MASTER_ADDR={socket.gethostname()} and pass it on to all ranks"
-            )
 
     def _connect(self) -> Store:
         here = self._environment
@@ -129,9 +125,11 @@ class Rendezvous:
                     f"rank 0 cannot listen at {where}: another program does, maybe another training, or a second "
                     f"process that was told to be rank 0\ntake another port: export MASTER_PORT={free_port()}"
                 ) from None
+            is_other = isinstance(error, TimeoutError)
+            reason = f"something listens there that is not rank 0: {error}" if is_other else str(error).splitlines()[0]
             raise UserError(
                 f"rank {here.rank} cannot {'listen at' if self._hosts_store else 'use'} {where} "
-                f"(MASTER_ADDR, MASTER_PORT): {_reason(error)}\n"
+                f"(MASTER_ADDR, MASTER_PORT): {reason}\n"
                 "take the host of rank 0 and a port that is free there"
             ) from None
 
@@ -169,7 +167,7 @@ class Rendezvous:
     def meet(self) -> list[Arrival]:
         """Wait for all ranks; who they are."""
         here, board = self._environment, self.board
-        mine = asdict(_myself(here))
+        mine = asdict(Arrival(socket.gethostname(), os.getpid(), own_address(here.address), secrets.token_hex(16)))
         try:
             said = board.propose("world", here.world)
         except Forged:
@@ -219,7 +217,11 @@ class Rendezvous:
                 board.get(_arrival(rank))
                 same.append(rank)
             except Forged:
-                others.append(self._called(rank))
+                # What a rank with another secret says of itself need not be true.
+                said = unsigned(self.board.store.get(_arrival(rank)))
+                host = said.get("host") if isinstance(said, dict) else None
+                is_name = isinstance(host, str) and len(host) < 100 and host.isprintable()
+                others.append(f"rank {rank} on {host}" if is_name else f"rank {rank}")
         if self._hosts_store:
             time.sleep(STAY)
         who = ", ".join(others) if others else "another program that writes where ranks meet"
@@ -230,13 +232,6 @@ class Rendezvous:
             f"pass it on to all ranks (mpirun -x {secret.VARIABLE})",
             here.rank == min(same),
         )
-
-    def _called(self, rank: int) -> str:
-        """The name of a rank that has another secret: what it says of itself need not be true."""
-        said = unsigned(self.board.store.get(_arrival(rank)))
-        host = said.get("host") if isinstance(said, dict) else None
-        is_name = isinstance(host, str) and len(host) < 100 and host.isprintable()
-        return f"rank {rank} on {host}" if is_name else f"rank {rank}"
 
     def _describe(self, missing: Sequence[int], found: dict[int, Arrival]) -> str:
         here = self._environment
@@ -255,12 +250,6 @@ class Rendezvous:
 def _arrival(rank: int) -> str:
     """Where on the board a rank says who it is."""
     return f"rank/{rank}"
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return f"something listens there that is not rank 0: {error}"
-    return str(error).splitlines()[0]
 
 
 def within(seconds: float, function: Callable[[], Result], look: Callable[[], None] = lambda: None) -> Result:
@@ -283,10 +272,6 @@ def within(seconds: float, function: Callable[[], Result], look: Callable[[], No
         if time.monotonic() > until:
             raise TimeoutError(f"no answer for {seconds:g} s")
     return answer.result()
-
-
-def _myself(environment: Environment) -> Arrival:
-    return Arrival(socket.gethostname(), os.getpid(), own_address(environment.address), secrets.token_hex(16))
 
 
 def own_door(environment: Environment) -> str:

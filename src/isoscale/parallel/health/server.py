@@ -7,6 +7,9 @@ keeps it open, the rank beside it on the same machine knows.
 Whoever connects is a stranger until he has proved that he knows the secret of the training, and the server has proved
 the same to him. Strangers are few, have little time and few bytes, and whatever they send, it is they who are hung up
 on. When all ranks are there, nobody else is let in.
+
+By hand, because torch's own watchdogs tell of a collective that took too long, after minutes and on every rank alike,
+and torchrun sees only processes that it has started itself: neither can say which rank is the reason, and why.
 """
 
 import errno
@@ -83,7 +86,11 @@ class Line:
         self._received = b""
         Line.everywhere.add(self)
         connection.settimeout(UNREACHABLE)
-        _notice_dead_machines(connection)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": UNREACHABLE * 1000}
+        for name, value in options.items():
+            if hasattr(socket, name):  # not every system has all of them
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def fileno(self) -> int:
         """For selectors."""
@@ -145,14 +152,6 @@ def _hang_up_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_hang_up_in_child)
-
-
-def _notice_dead_machines(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": UNREACHABLE * 1000}
-    for name, value in options.items():
-        if hasattr(socket, name):  # not every system has all of them
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
@@ -347,18 +346,18 @@ class HealthServer:
         member.line.send(proof=proof_of_hub(self.key, messages[0]))
         self._members[rank] = member
         if len(self._members) == len(self.hosts):
-            self._shut_door()
-
-    def _shut_door(self) -> None:
-        """All ranks are there, and none comes twice."""
-        self._selector.unregister(self._server)
-        self._server.close()
-        self._turn_away(list(self._strangers))
+            # All ranks are there, and none comes twice.
+            self._selector.unregister(self._server)
+            self._server.close()
+            self._turn_away(list(self._strangers))
 
     def _read(self, member: _Member) -> None:
         messages = member.line.receive()
         if messages is None:
-            self._hang_up(member)
+            self._selector.unregister(member.line)
+            member.line.close()
+            member.hung_up = True
+            self._miss(member)
         for news in messages or ():
             self._take(member, news)
 
@@ -380,12 +379,6 @@ class HealthServer:
             if len(self._members) == len(self.hosts) and all(other.left for other in self._members.values()):
                 self._tell(end=True)
 
-    def _hang_up(self, member: _Member) -> None:
-        self._selector.unregister(member.line)
-        member.line.close()
-        member.hung_up = True
-        self._miss(member)
-
     def _miss(self, member: _Member | None) -> None:
         """The process of a rank has ended, as its connection or a rank beside it says."""
         if member is not None and not member.left:
@@ -405,19 +398,15 @@ class HealthServer:
             return
         if self._first_gone is not None:
             if now - self._first_gone > TOGETHER:
-                self._decide(self._lost([member.rank for member in members if member.gone]))
+                ranks = [member.rank for member in members if member.gone]
+                one = len(ranks) == 1
+                gone = f"{self._names(ranks)} {'is' if one else 'are'} gone: the process{'' if one else 'es'}"
+                why = "killed from outside (for using too much memory, perhaps) or by a crash"
+                self._decide(Cause(tuple(ranks), f"{gone} ended without a word, {why}\n  {GO_ON}"))
         elif self.limit and now - max(member.advanced for member in members) > self.limit:
             late, state = _late(members, now - self.limit)
             if late:
                 self._decide(self._stalled(late, state, members, now))
-
-    def _lost(self, ranks: list[int]) -> Cause:
-        one = len(ranks) == 1
-        return Cause(
-            tuple(ranks),
-            f"{self._names(ranks)} {'is' if one else 'are'} gone: the process{'' if one else 'es'} ended without a "
-            f"word, killed from outside (for using too much memory, perhaps) or by a crash\n  {GO_ON}",
-        )
 
     def _stalled(self, late: list[_Member], state: str, members: list[_Member], now: float) -> Cause:
         waiting = max((member for member in members if member not in late), key=lambda member: member.ticks)

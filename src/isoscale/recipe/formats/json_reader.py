@@ -49,13 +49,12 @@ class _Walker:
         token = self._take()
         if token == "{":
             return Node(self._entries(path), here)
-        return Node(self._items(path) if token == "[" else _scalar(token), here)
-
-    def _items(self, path: KeyPath) -> list[Node]:
+        if token != "[":
+            return Node(_scalar(token), here)
         items: list[Node] = []
         while not self._closes("]"):
             items.append(self.value((*path, len(items))))
-        return items
+        return Node(items, here)
 
     def _entries(self, path: KeyPath) -> dict[str, Node]:
         entries: dict[str, Node] = {}

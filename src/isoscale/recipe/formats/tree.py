@@ -1,4 +1,8 @@
-"""Recipe values that remember where they were written, and how two of them merge."""
+"""Recipe values that remember where they were written, and how two of them merge.
+
+By hand, because every message about a recipe names the file and line of its value: libraries for configurations
+(OmegaConf, jsonargparse) forget them as soon as files are merged.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -133,13 +137,9 @@ def _one_class_key(entries: dict[str, Node], problems: list[Problem], path: KeyP
     nested = arguments.get("init_args")
     if nested is not None and (nested.value is None or isinstance(nested.value, dict)):
         del arguments["init_args"]
-        _add_arguments(arguments, nested.value or {}, problems, path)
+        for key, child in (nested.value or {}).items():
+            if key in arguments or key == "class":
+                message = "stands both beside the class and in init_args; keep one of them"
+                problems.append(Problem((*path, key), message, str(child.origin)))
+            arguments[key] = child
     return {"class": entries[names[0]], **arguments}
-
-
-def _add_arguments(arguments: dict[str, Node], nested: dict[str, Node], problems: list[Problem], path: KeyPath) -> None:
-    for key, child in nested.items():
-        if key in arguments or key == "class":
-            message = "stands both beside the class and in init_args; keep one of them"
-            problems.append(Problem((*path, key), message, str(child.origin)))
-        arguments[key] = child

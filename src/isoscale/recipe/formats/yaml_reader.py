@@ -1,4 +1,8 @@
-"""Read YAML by the rules of YAML 1.2: `1e-3` is a number, `no` and `01:00:00` are text, keys occur once."""
+"""Read YAML by the rules of YAML 1.2: `1e-3` is a number, `no` and `01:00:00` are text, keys occur once.
+
+PyYAML parses the text. What its values are is decided here, because it follows YAML 1.1, takes the last of two equal
+keys and does not keep the lines.
+"""
 
 import math
 import re

@@ -41,7 +41,8 @@ def _block(value: Any, path: KeyPath, origins: Mapping[KeyPath, str]) -> list[st
         here = (*path, key)
         inline = _inline(child, here, origins)
         if isinstance(value, list):
-            lines += _item([inline] if inline else _block(child, here, origins))
+            first, *rest = [inline] if inline else _block(child, here, origins)
+            lines += [f"- {first}", *(f"  {line}" for line in rest)]
         elif inline:
             lines.append(f"{_text(str(key))}: {inline}")
         else:
@@ -49,27 +50,15 @@ def _block(value: Any, path: KeyPath, origins: Mapping[KeyPath, str]) -> list[st
     return lines or ["{}"]
 
 
-def _item(lines: list[str]) -> list[str]:
-    return [f"- {lines[0]}", *(f"  {line}" for line in lines[1:])]
-
-
 def _inline(value: Any, path: KeyPath, origins: Mapping[KeyPath, str]) -> str | None:
     """The value and its origin on one line: scalars, empty containers and lists of scalars from one place."""
     entries = children(value)
     sources = {origins.get((*path, key), DEFAULT) for key, _ in entries} or {origins.get(path, DEFAULT)}
-    if entries and (isinstance(value, dict) or len(sources) > 1 or any(_is_container(child) for _, child in entries)):
+    is_nested = isinstance(value, dict) or any(isinstance(child, dict | list) for _, child in entries)
+    if entries and (is_nested or len(sources) > 1):
         return None
-    return f"{_scalar_or_list(value)}{_BEHIND}{_UNPRINTABLE.sub('?', sources.pop())}"
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, dict | list)
-
-
-def _scalar_or_list(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(_scalar(item) for item in value)}]"
-    return _scalar(value)
+    text = f"[{', '.join(_scalar(item) for item in value)}]" if isinstance(value, list) else _scalar(value)
+    return f"{text}{_BEHIND}{_UNPRINTABLE.sub('?', sources.pop())}"
 
 
 def _scalar(value: Any) -> str:

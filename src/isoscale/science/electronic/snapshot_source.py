@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isoscale.data.column_source import ColumnSource
 from isoscale.data.columns import Array, Column, Rows
+from isoscale.data.sources import ColumnSource
 from isoscale.errors import UserError
 from isoscale.science.electronic.calculation import Calculation
 

@@ -19,8 +19,7 @@ import torch
 
 from isoscale.data.columns import Array, Column, Joined, Rows
 from isoscale.data.file_sources import PATIENCE, OnNan, nan_rows
-from isoscale.data.files import data_folder
-from isoscale.data.formats.finding import natural
+from isoscale.data.files import data_folder, natural
 from isoscale.data.formats.opening import open_column
 from isoscale.data.formats.views import View, Without, place
 from isoscale.data.sources import Sources

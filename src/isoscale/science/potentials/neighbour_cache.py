@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from isoscale.data.columns import Column, row_bytes
 from isoscale.data.files import sweep
-from isoscale.data.formats.memory import MemoryColumn
+from isoscale.data.formats.mapped import MemoryColumn
 from isoscale.data.formats.npy import open_npy
 from isoscale.engine.task import TaskRanks
 from isoscale.errors import UserError

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 import isoscale
-from isoscale.cli.recipe import app
+from isoscale.cli.recipe.recipe import app
 from isoscale.data.mixture import Mixture, system_batch_sizes
 from isoscale.engine.optim.schedules import LearningRate
 from isoscale.errors import UserError

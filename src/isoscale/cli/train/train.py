@@ -1,14 +1,15 @@
-"""`isoscale train`."""
+"""`isoscale train` and `export`."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from isoscale.cli.arguments import OptionalRecipe, Overrides, Trust, sort_out
+from isoscale.cli.apply import CHECKPOINT, RUN
+from isoscale.cli.arguments import OptionalRecipe, Overrides, Trust, sort_out, start_ranks
 from isoscale.system import early_stop
+from isoscale.system.printing import echo
 
 
 def train(
@@ -51,15 +52,19 @@ def train(
 ) -> None:
     """Train a recipe, or continue a run."""
     early_stop.listen()
-    if devices is not None and devices > 1:
-        _become_a_rank_or_start_them(devices)
+    start_ranks(devices)
     recipe, words = sort_out(recipe, overrides)
     words += [f"observe.level={log_level}"] * (log_level is not None)
     words += [f"observe.format={log_format}"] * (log_format is not None)
     words += [f"observe.log={log}"] * (log is not None)
     words += [f"observe.log_file={json.dumps(str(log_file))}"] * (log_file is not None)  # 1.0 is a name here
     if dev is not None:
-        _develop(recipe, words, dev, run, profile, trust)
+        from isoscale.api import develop
+        from isoscale.errors import UserError
+
+        if run is not None:
+            raise UserError("--dev saves nothing, so that --run has no meaning beside it; leave one of them out")
+        develop(recipe, words, dev, profile, trust)
         return
     from isoscale.runs.open import open_run
     from isoscale.runs.session import Session
@@ -67,20 +72,27 @@ def train(
     Session(open_run(recipe, words, run, profile=profile, trust=trust)).train()
 
 
-def _develop(
-    recipe: str | None, words: list[str], num_batches: int, run: Path | None, profile: bool, trust: bool
+def export(
+    out: Annotated[
+        Path,
+        typer.Option(help="The file to write: .safetensors (weights), .pt (TorchScript) or .pt2 (torch.export)."),
+    ],
+    run: RUN = None,
+    checkpoint: CHECKPOINT = None,
+    trust: Trust = False,
 ) -> None:
-    from isoscale.api import develop
-    from isoscale.errors import UserError
+    """Write a run's network to one file, for use elsewhere."""
+    from isoscale.runs.export import export as write
+    from isoscale.runs.run import Run
 
-    if run is not None:
-        raise UserError("--dev saves nothing, so that --run has no meaning beside it; leave one of them out")
-    develop(recipe, words, num_batches, profile, trust)
-
-
-def _become_a_rank_or_start_them(num_ranks: int) -> None:
-    """The ranks are started with the same words, and then this is one of them; the first process ends with them."""
-    from isoscale.launch.local import is_rank, launch
-
-    if not is_rank():
-        raise typer.Exit(launch(num_ranks, sys.argv))
+    found = Run.find(run, trust=trust)
+    caution = found.caution(checkpoint)
+    if caution is not None:
+        echo(caution, err=True)
+    written = write(found, out, checkpoint)
+    echo(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {out}")
+    facts = {name: text for name, text in written.metadata.items() if name not in ("recipe", "run", "step", "seal")}
+    for name, text in facts.items():
+        echo(f"  {name}: {text}")
+    for note in written.notes:
+        echo(f"  {note}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from isoscale.cli.tensorboard import _address, _overview
+from isoscale.cli.runs.tensorboard import _address, _overview
 from isoscale.observe.events import EpochEnded, Logged
 from isoscale.observe.tensorboard.observer import TensorBoard
 from isoscale.observe.tensorboard.server import TensorBoardServer, free_port, is_free

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoscale.cli import complete, data_check, data_files
+from isoscale.cli import complete, data_files
+from isoscale.cli.apply import RUN
 from isoscale.cli.arguments import Trust
-from isoscale.cli.data_words import progress, split_words
+from isoscale.cli.data.words import progress, split_words
 from isoscale.cli.output import print_json
 from isoscale.science import registry
 from isoscale.science.domain import load
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from isoscale.data.tools.published import Entry
     from isoscale.science.domain import Describer
 
+
 ANYTHING = "file, folder, recipe or data set"
 """That `info` looks at."""
 
@@ -26,7 +28,28 @@ OPTIONS = "; ".join(describer.options for describer in registry.describers())
 app = typer.Typer(help="Fetch data, look at it, shuffle it and make it.", no_args_is_help=True)
 app.command()(data_files.shuffle)
 app.command()(data_files.make)
-app.command()(data_check.check)
+
+
+@app.command()
+def check(
+    run: RUN = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Read all data of a run and compare it with what it was when the run began.
+
+    Exit code 0: nothing has changed. 1: something has, or may have. 2: cannot be done.
+    """
+    from isoscale.runs.run import Run
+    from isoscale.study.data_check import check_data
+
+    found = check_data(Run.find(run, trust=trust))
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        echo("\n".join(found.lines))
+    if not found.equal:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -174,7 +197,7 @@ def _names_files(name: str) -> bool:
 
 
 def _show_files(words: list[str], as_json: bool) -> None:
-    from isoscale.data.tools.describe_files import describe_files
+    from isoscale.data.tools.describe import describe_files
 
     paths, options = split_words(words)
     described = {path: describe_files(path, options) for path in paths}
@@ -186,27 +209,23 @@ def _show_files(words: list[str], as_json: bool) -> None:
 
 
 def _print_file(path: str, facts: dict[str, Any]) -> None:
-    from isoscale.observe.text import table
+    from isoscale.observe.text import plain_number, table
 
     rows = [("files", f"{facts['files']:,}, {facts['bytes']:,} bytes")]
     for name, found in facts["columns"].items():
         shape = "×".join("?" if length is None else str(length) for length in found["shape"]) or "one value"
         rows.append((name, f"{found['rows']:,} rows, {shape}, {found['dtype']}"))
-        rows.append(("  values", _range(found) + _mean(found)))
+        mean = "" if found["mean"] is None else f", mean {plain_number(found['mean'])}"
+        rows.append(("  values", _range(found) + mean))
         rows += [(f"  {word}", f"{found[word]:,}") for word in ("nan", "infinite") if found[word]]
         rows.append(("  fingerprint", found["fingerprint"]))
     echo("\n".join([path, *table(rows)]))
 
 
-def _mean(found: dict[str, Any]) -> str:
-    from isoscale.observe.text import plain_number
-
-    return "" if found["mean"] is None else f", mean {plain_number(found['mean'])}"
-
-
 def _show_all(as_json: bool) -> None:
     """What is there of all that can be fetched; quick, so that nothing is read."""
     from isoscale.data.files import data_folder
+    from isoscale.data.tools.published import presence
 
     entries = {name: presence(entry) for name, entry in registry.downloads().items()}
     if as_json:
@@ -219,22 +238,9 @@ def _show_all(as_json: bool) -> None:
         echo(f"  {name:<{width}}  {'there  ' if facts['present'] else 'missing'}  {there}")
 
 
-def presence(entry: "Entry", path: str | None = None) -> dict[str, Any]:
-    """Whether all files of an entry are there, where, and how large they are."""
-    from isoscale.data.tools.published import locate
-    from isoscale.errors import UserError
-
-    try:
-        files = locate(entry, path)
-    except UserError:
-        return {"present": False, "path": None, "bytes": 0}
-    folder = next(iter(files.values())).parent
-    return {"present": True, "path": str(folder), "bytes": sum(file.stat().st_size for file in files.values())}
-
-
 def _published_facts(entry: "Entry", path: str | None) -> dict[str, Any]:
     from isoscale.data.files import wrong_files
-    from isoscale.data.tools.published import locate
+    from isoscale.data.tools.published import locate, presence
     from isoscale.recipe.components import instantiate
 
     files = locate(entry, path)
@@ -278,35 +284,32 @@ def _splits(data: Any) -> dict[str, Any]:
 def _print_facts(facts: dict[str, Any]) -> None:
     from isoscale.observe.text import table
 
-    rows = _file_rows(facts) if "path" in facts else []
+    rows: list[tuple[str, str]] = []
+    if "path" in facts:
+        verdicts = {True: "the published files", False: f"damaged: {', '.join(facts['damaged'])}", None: "not checked"}
+        rows += [("files", f"{facts['path']}, {_megabytes(facts['bytes'])}"), ("checksum", verdicts[facts["checksum"]])]
+        rows += [("repair", f"isoscale data get {facts['name']}")] * bool(facts["damaged"])
     for split, described in facts.get("roles", {}).items():
         rows += _split_rows(split, described)
     echo("\n".join([facts["title"], *table(rows)]))
 
 
-def _file_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    verdicts = {True: "the published files", False: f"damaged: {', '.join(facts['damaged'])}", None: "not checked"}
-    rows = [("files", f"{facts['path']}, {_megabytes(facts['bytes'])}"), ("checksum", verdicts[facts["checksum"]])]
-    return rows + [("repair", f"isoscale data get {facts['name']}")] * bool(facts["damaged"])
-
-
 def _split_rows(split: str, described: dict[str, Any]) -> list[tuple[str, str]]:
+    from isoscale.observe.text import plain_number
+
     looked_at = described["looked_at"]
     of_some = f", values of {looked_at:,} of them" if looked_at < described["samples"] else ""
     rows = [(split, f"{described['samples']:,} samples{of_some}")]
-    rows += [(f"  {name}", _with_units(numbers)) for name, numbers in described["parts"].items()]
+    for name, numbers in described["parts"].items():
+        rows.append((f"  {name}", ", ".join(f"{plain_number(value)} {unit}" for unit, value in numbers.items())))
     for name, tensor in described["tensors"].items():
         shape = "×".join(map(str, tensor["shape"])) or "one value"
         rows.append((f"  {name}", f"{tensor['dtype']}, {shape}, {_range(tensor)}"))
     for counts in described["classes"].values():
-        rows.append(("  classes", "\n".join(_wrapped(counts))))
+        words = [f"{name} {count:,}" for name, count in counts.items()][:100]
+        lines = [", ".join(words[start : start + 5]) for start in range(0, len(words), 5)]
+        rows.append(("  classes", "\n".join(lines)))
     return rows
-
-
-def _with_units(numbers: dict[str, float]) -> str:
-    from isoscale.observe.text import plain_number
-
-    return ", ".join(f"{plain_number(value)} {unit}" for unit, value in numbers.items())
 
 
 def _range(tensor: dict[str, Any]) -> str:
@@ -314,12 +317,6 @@ def _range(tensor: dict[str, Any]) -> str:
 
     low, high = tensor["min"], tensor["max"]
     return "no values" if low is None else f"{plain_number(low)} to {plain_number(high)}"
-
-
-def _wrapped(counts: dict[str, int]) -> list[str]:
-    """A handful of classes a line, the first hundred of them."""
-    words = [f"{name} {count:,}" for name, count in counts.items()][:100]
-    return [", ".join(words[start : start + 5]) for start in range(0, len(words), 5)]
 
 
 def _megabytes(num_bytes: int) -> str:

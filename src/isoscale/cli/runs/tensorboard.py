@@ -49,7 +49,10 @@ def tensorboard(
     chosen = _port(host, port)
     if host not in THIS_MACHINE:
         echo(f"warning: everyone who can reach this machine at {host} can read these runs", err=True)
-    _end_at_signals()
+    # Let the end of a job or a terminal end TensorBoard as well, unless somebody asked to ignore it (nohup).
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     try:
         with TensorBoardServer(host, chosen) as server:
             server.show(shown)
@@ -93,13 +96,6 @@ def _port(host: str, wanted: int | None) -> int:
     if port != USUAL_PORT:
         _say(f"port {USUAL_PORT} is taken, so that this is {port}")
     return port
-
-
-def _end_at_signals() -> None:
-    """Let the end of a job or a terminal end TensorBoard as well, unless somebody asked to ignore it (nohup)."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
 
 
 def _wait(server: "TensorBoardServer", words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What `isoscale doctor` says of several ranks: one report for all hosts, and the network between them."""
+"""What `isoscale doctor` finds: on one host, and of several ranks one report for all hosts and the network between."""
 
 import atexit
 import os
@@ -6,22 +6,27 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from isoscale._version import __version__
-from isoscale.cli.doctor_host import folders, of_host
+from isoscale.data.files import data_folder
+from isoscale.data.tools.published import presence
 from isoscale.errors import USER_CAN_FIX, UserError
 from isoscale.launch.schedulers.find import schedulers
-from isoscale.observe.doctor.checks import accelerators, device_words, step_on
+from isoscale.observe.doctor.checks import accelerators, device_words, examine, step_on
 from isoscale.observe.doctor.finding import Finding
-from isoscale.observe.doctor.folders import leave_mark, remove_mark, sees_mark, shared
+from isoscale.observe.doctor.folders import folder, leave_mark, remove_mark, sees_mark, shared
 from isoscale.observe.doctor.hosts import merge, names, versions
 from isoscale.parallel.environments.find import Environment
 from isoscale.parallel.health.checkup import HealthCheck, RankSilent, resolved, why_alone, with_number
-from isoscale.parallel.health.probe import MEASURE, NUM_SMALL, Blocked, Speed, Ways, speeds, ways
+from isoscale.parallel.health.preflight import NAMES
+from isoscale.parallel.health.probe import MEASURE, NUM_SMALL, Speed, Ways, speeds, ways
 from isoscale.parallel.health.rendezvous import NotMet, OtherSecret, within
+from isoscale.runs.directory import ROOT
+from isoscale.science.registry import downloads
 from isoscale.system.devices import KINDS, of
 from isoscale.system.machine import usable_cores
 from isoscale.system.printing import finish
@@ -38,7 +43,20 @@ NOT_SHARED = {
     "one with --run",
     "data folder": "bring the same data to all hosts, or export ISOSCALE_DATA, a folder that they share",
 }
-NAMES = {"gloo": "Gloo", "nccl": "NCCL", "xccl": "XCCL"}
+
+
+def of_host() -> Iterator[Finding]:
+    """Every finding about this host, as it is made."""
+    yield from examine()
+    for subject, path in folders().items():
+        yield folder(subject, path, must_be_writable=subject == "runs folder")
+    there = [name for name, entry in downloads().items() if presence(entry)["present"]]
+    yield Finding("data", "ok", f"there: {', '.join(there) or 'none'}; `isoscale data get` lists all")
+
+
+def folders() -> dict[str, Path]:
+    """The folders that a run writes and reads."""
+    return {"runs folder": Path(ROOT), "data folder": data_folder()}
 
 
 def of_ranks(environment: Environment) -> Iterator[Finding]:
@@ -185,18 +203,15 @@ def _network(found: Ways) -> Iterator[Finding]:
         advice = "unset GLOO_SOCKET_IFNAME, or name one that `ip link` shows"
         yield Finding("network", "problem", text, advice, names(found.without))
     elif found.num_blocked:
-        yield from map(_blocked, found.blocked[:MOST_BLOCKED])
+        for way in found.blocked[:MOST_BLOCKED]:
+            text = f"{way.origin} cannot reach {way.target} ({way.address}) on port {way.port}: {way.reason}"
+            yield Finding("network", "problem", text, OPEN_PORTS)
         text = f"{found.num_blocked} of {num_ways} ways between hosts are blocked, so that nothing can be measured"
         yield Finding("network", "problem", text, "see the lines above")
     elif found.num_hosts == 1:
         yield Finding("network", "ok", f"one host, over {interfaces}")
     else:
         yield Finding("network", "ok", f"every host reaches every other one ({num_ways} ways), over {interfaces}")
-
-
-def _blocked(way: Blocked) -> Finding:
-    text = f"{way.origin} cannot reach {way.target} ({way.address}) on port {way.port}: {way.reason}"
-    return Finding("network", "problem", text, OPEN_PORTS)
 
 
 def _speeds(checkup: HealthCheck, about: list[dict[str, Any]]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from isoscale.cli.recipe import app
+from isoscale.cli.recipe.recipe import app
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.presets import preset_names
 from isoscale.recipe.problems import RecipeError
@@ -75,5 +75,5 @@ def test_the_schema_describes_keys_and_fits_the_preset():
 
 
 def test_the_command_module_imports_nothing_heavy():
-    code = "import sys, isoscale.cli.recipe; sys.exit(bool({'torch', 'pydantic', 'yaml'} & set(sys.modules)))"
+    code = "import sys, isoscale.cli.recipe.recipe; sys.exit(bool({'torch', 'pydantic', 'yaml'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

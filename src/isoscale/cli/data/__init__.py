@@ -1,0 +1,1 @@
+"""Commands that fetch, describe, convert and shuffle data."""
