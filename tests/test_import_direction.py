@@ -20,7 +20,7 @@ BELOW = {
     "parallel": ("system",),
     "observe": ("system", "data", "parallel"),
     "engine": ("system", "data", "parallel", "observe"),
-    "science": ("system", "data", "observe.figures", "engine.task", "engine.metrics.weighted_sum",
+    "science": ("system", "data", "observe.figures", "observe.tables", "engine.task", "engine.metrics.weighted_sum",
                 "engine.dataset_metrics"),
     "recipe": ("system", "data", "parallel", "observe", "engine", "science"),
     "runs": ("system", "data", "parallel", "observe", "engine", "science", "recipe"),

@@ -34,7 +34,7 @@ def develop(
     trust: bool = False,
 ) -> dict[str, float]:  # fmt: skip
     """A few batches of everything (training, validation, test), nothing saved: does it run at all?"""
-    few = {f"train.limit_{role}_batches": num_batches for role in ("train", "val", "test")}
+    few = {f"train.limit_{split}_batches": num_batches for split in ("train", "val", "test")}
     given = (
         list(overrides)
         if not isinstance(overrides, Mapping)

@@ -72,7 +72,7 @@ class Comparison:
         files = sum(len(self.entries[name]["files"]) for name in self.unread)
         if files:
             parts.append(f"sizes and times of {files:,} {'file' if files == 1 else 'files'}")
-        return " and ".join([*parts, "some samples of each role"] if self.unread or not parts else parts)
+        return " and ".join([*parts, "some samples of each split"] if self.unread or not parts else parts)
 
 
 def compare(before: Entries | None, sources: Mapping[str, Source], cheap: bool = True) -> Comparison:

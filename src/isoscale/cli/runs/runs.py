@@ -162,7 +162,7 @@ def report(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="An .html file; default RUN/report.html.")] = None,
-    role: Annotated[
+    split: Annotated[
         Literal["val", "test"],
         typer.Option("--split", "--role", help="Which part of the data the figures are made from."),
     ] = "val",
@@ -188,7 +188,7 @@ def report(
         raise UserError(f"a report is about one run; to see several side by side: isoscale compare {names}")
     found = Run.find(runs[0] if runs else None, trust=trust)
     target = out or found.path / "report.html"
-    write_report(found, target, role if figures else None, diff)
+    write_report(found, target, split if figures else None, diff)
     echo(f"written to {target}")
     changes = (found.record.get("code") or {}).get("diff")
     if diff and changes:

@@ -64,7 +64,7 @@ class Indices(Protocol):
 
 
 class Window:
-    """A stretch of the order, evaluated ahead of the steps that read it."""
+    """A part of the order, evaluated ahead of the steps that read it."""
 
     def __init__(self, order: Indices, device: torch.device, size: int) -> None:
         """Windows of `size` places on `device`."""

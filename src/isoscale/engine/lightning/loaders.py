@@ -222,7 +222,7 @@ class LoadedData:
         if isinstance(loader, list | tuple | dict):
             loaders = list(loader.values()) if isinstance(loader, dict) else list(loader)
             if len(loaders) > 1:
-                raise UserError(f"{method} gives {len(loaders)} loaders; isoscale takes one for each role")
+                raise UserError(f"{method} gives {len(loaders)} loaders; isoscale takes one for each split")
             loader = loaders[0] if loaders else None
         return None if loader is None else Loaded(loader, method)
 
