@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
-    "isoscale.api", "isoscale.cli.main", "isoscale.cli.init", "isoscale.science.images", "isoscale.study.compare",
+    "isoscale.api", "isoscale.cli.main", "isoscale.cli.train.init", "isoscale.science.images", "isoscale.study.compare",
     "isoscale.study.report", "isoscale.launch.local", "torch.distributed", "torch._dynamo", "torch.utils.tensorboard",
     "torchmetrics.classification", "pytest", "tests.helpers",
 )  # fmt: skip

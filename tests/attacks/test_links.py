@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isoscale.cli.apply import _draw
+from isoscale.cli.train.apply import _draw
 from isoscale.errors import UserError
 from isoscale.observe.figures import Pictures
 from isoscale.runs import lock

@@ -110,7 +110,7 @@ def test_predictions_in_a_folder_are_all_there_or_none(disk: Disk, finished: Pat
 
 
 def test_a_picture_is_whole_or_not_there(disk: Disk):
-    from isoscale.cli.apply import _draw
+    from isoscale.cli.train.apply import _draw
 
     disk.leave(PAGE)
     noise = np.random.default_rng(0).integers(0, 255, (4, 64, 64, 3), np.uint8)

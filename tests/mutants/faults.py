@@ -524,7 +524,7 @@ FAULTS = [
     Fault(
         "command line",
         "a sweep with points that failed ends with 0",
-        "cli/sweep.py",
+        "cli/studies/sweep.py",
         "raise typer.Exit(EXIT_FAILED)",
         "raise typer.Exit()",
     ),

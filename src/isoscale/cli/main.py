@@ -6,12 +6,15 @@ from typing import Annotated, NoReturn
 import typer
 
 from isoscale._version import __version__
-from isoscale.cli import apply, doctor, init, jobs, scale, submit, sweep
+from isoscale.cli import doctor
 from isoscale.cli.data import data
-from isoscale.cli.job_options import JobCommand
+from isoscale.cli.jobs import status as jobs
+from isoscale.cli.jobs import submit
+from isoscale.cli.jobs.job_options import JobCommand
 from isoscale.cli.recipe import recipe
 from isoscale.cli.runs import runs, tensorboard
-from isoscale.cli.train import train
+from isoscale.cli.studies import scale, sweep
+from isoscale.cli.train import apply, init, train
 from isoscale.errors import FAILED, INTERRUPTED, USER_CAN_FIX, PeerFailed, Stopped, exit_code, is_full_disk, message
 from isoscale.system import early_stop, signals
 from isoscale.system.printing import echo, finish

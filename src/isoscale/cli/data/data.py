@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoscale.cli import complete, data_files
-from isoscale.cli.apply import RUN
+from isoscale.cli import complete
 from isoscale.cli.arguments import Trust
+from isoscale.cli.data import files as data_files
 from isoscale.cli.data.words import progress, split_words
 from isoscale.cli.output import print_json
+from isoscale.cli.train.apply import RUN
 from isoscale.science import registry
 from isoscale.science.domain import load
 from isoscale.system.printing import echo

@@ -9,7 +9,7 @@ import typer
 from isoscale.cli import complete
 from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.cli.output import print_json
-from isoscale.cli.recipe_import import import_parameters
+from isoscale.cli.recipe.importing import import_parameters
 from isoscale.science.registry import DEFAULT_PRESET
 from isoscale.system.printing import echo
 

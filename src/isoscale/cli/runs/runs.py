@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from isoscale.cli import complete, send
-from isoscale.cli.apply import RUN
+from isoscale.cli import complete
 from isoscale.cli.arguments import Trust
 from isoscale.cli.output import print_columns, print_json
+from isoscale.cli.runs import send
+from isoscale.cli.train.apply import RUN
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from isoscale.cli.apply import CHECKPOINT, RUN
 from isoscale.cli.arguments import OptionalRecipe, Overrides, Trust, sort_out, start_ranks
+from isoscale.cli.train.apply import CHECKPOINT, RUN
 from isoscale.system import early_stop
 from isoscale.system.printing import echo
 

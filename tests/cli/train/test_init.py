@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isoscale.cli import init
+from isoscale.cli.train import init
 from tests import warm
 from tests.helpers import cli
 

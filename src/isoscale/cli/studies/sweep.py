@@ -11,9 +11,9 @@ import typer
 from isoscale.cli import complete
 from isoscale.cli.arguments import OptionalRecipe, sort_out
 from isoscale.cli.arguments import Trust as TrustOption
-from isoscale.cli.job_options import PANEL, JobOptions, Submit
+from isoscale.cli.jobs.job_options import PANEL, JobOptions, Submit
+from isoscale.cli.jobs.submit import say_sent
 from isoscale.cli.output import print_columns
-from isoscale.cli.submit import say_sent
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import typer
 
 from isoscale.cli.arguments import OptionalRecipe, Overrides, sort_out
 from isoscale.cli.arguments import Trust as TrustOption
-from isoscale.cli.job_options import JobOptions, Submit
+from isoscale.cli.jobs.job_options import JobOptions, Submit
 from isoscale.cli.output import print_json
 from isoscale.errors import INTERRUPTED, UserError
 from isoscale.system import early_stop

@@ -12,7 +12,7 @@ from isoscale.cli.arguments import Trust as TrustOption
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
-    from isoscale.cli.job_options import JobOptions
+    from isoscale.cli.jobs.job_options import JobOptions
     from isoscale.launch.job import Job
 
 

@@ -15,7 +15,7 @@ import pytest
 from isoscale.observe.metric_log import read_metrics
 from tests import warm
 
-HERE = "tests.cli.test_send"
+HERE = "tests.cli.runs.test_send"
 
 
 class Teller:

@@ -1,0 +1,1 @@
+"""Commands that run many trainings: sweeps and scaling studies."""
