@@ -266,7 +266,7 @@ FAULTS = [
     Fault(
         "reduction across ranks",
         "the confusion matrix is that of one rank's samples",
-        "engine/metrics/together.py",
+        "engine/evaluation.py",
         '        ranks.all_reduce(counts, "the counts of an evaluation")\n',
         '        ranks.all_reduce(counts.clone(), "the counts of an evaluation")\n',
     ),
@@ -384,7 +384,7 @@ FAULTS = [
     Fault(
         "evaluation and best weights",
         "evaluations measure the weights and not their averages",
-        "engine/evaluations.py",
+        "engine/evaluation.py",
         "with self.parts.ema.swapped_in() if self.parts.ema else nullcontext():",
         "with nullcontext():",
     ),
@@ -560,7 +560,7 @@ FAULTS = [
     Fault(
         "recipe",
         "minutes and seconds of a time limit are read as hours and minutes",
-        "recipe/schema.py",
+        "recipe/launch.py",
         "[[0, *parts, 0], [0, *parts], parts]",
         "[[0, *parts, 0], [*parts, 0], parts]",
     ),
