@@ -41,7 +41,7 @@ def store(port: int, **more: bool) -> dist.TCPStore:
 def _send_a_pickle(mark: str) -> str:
     """Rank 0 sends what torch's own function for objects would, and rank 1 listens as ranks do."""
     found = world.join("cpu")
-    if found.is_first:
+    if found.is_main:
         dist.broadcast_object_list([Opened(Path(mark))], 0, device=torch.device("cpu"))
         return ""
     try:

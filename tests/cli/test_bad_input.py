@@ -332,7 +332,7 @@ def test_a_full_disk_is_named_and_the_checkpoints_are_called_intact(tmp_path: Pa
 
 SCIENCE = {
     "energies without a spacing": (("electronic/be2", "task.energies.spacing=-1.0"), "expected at least 2 of them"),
-    "no loss": (("electronic/be2", "task.loss=3"), "is not a loss or metric: give a name, such as mse"),
+    "no loss": (("electronic/be2", "task.loss=3"), "expected a name, a class path, or a mapping with class"),
     "a cutoff beyond all atoms": (
         ("potentials/water", "task.model.descriptor.cutoff=1e300"),
         "expected a distance in Å, such as 6.0",

@@ -74,7 +74,7 @@ def _in_a_call_within_a_step(owner: Any, name: str) -> Around:
 def in_a_reduction() -> Around:
     from isoscale.parallel.collectives import Ranks
 
-    return _in_a_call_within_a_step(Ranks, "exchange" if "parallel.reduce=tree" in sys.argv else "sum_")
+    return _in_a_call_within_a_step(Ranks, "exchange" if "parallel.reduce=tree" in sys.argv else "all_reduce")
 
 
 def in_an_update() -> Around:

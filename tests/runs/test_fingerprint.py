@@ -187,7 +187,7 @@ class TestMuchData:
                 {"train": Files(train={"input": str(tmp_path / "x/a.npy"), "target": str(tmp_path / "y/a.npy")}).train},
             )
             assert not found.changed and "y/a.npy was written at" in found.doubtful["target in y/a.npy"]
-            assert found.said == "sizes and times of 1 file and some samples of each role"
+            assert found.said == "sizes and times of 1 file and some samples of each split"
             before = found.entries
 
     def test_another_number_of_rows_is_a_change(self, tmp_path: Path):
@@ -233,7 +233,7 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path):
     train(tmp_path / "run", recipe(tmp_path))
     (tmp_path / "run" / RECORD).unlink()
     train(tmp_path / "run", recipe(tmp_path), train__epochs=2)
-    assert "began with: some samples of each role" in (tmp_path / "run" / "log.txt").read_text()
+    assert "began with: some samples of each split" in (tmp_path / "run" / "log.txt").read_text()
     assert read_record(tmp_path / "run")
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import isoscale
-from isoscale.cli import data, recipe
+from isoscale.cli.data import data
+from isoscale.cli.recipe import recipe
 from isoscale.recipe.components import resolve
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.presets import preset_names

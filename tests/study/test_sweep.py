@@ -18,7 +18,7 @@ from isoscale.study.sweep.local import Crew
 from isoscale.study.sweep.plan import Plan, Sweep, plan, reopen, with_lists
 from isoscale.study.sweep.points import LONGEST_NAME, names_of, points_of, short_keys
 from isoscale.study.sweep.states import best_first, counts, select, states_of
-from tests.recipe import deepmd_input
+from tests.science.potentials.deepmd import made_input as deepmd_input
 
 LRS = (1e-3, 3e-4)
 SHORT = ("observe.tensorboard=0", "train.epochs=1")

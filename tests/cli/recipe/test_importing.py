@@ -11,7 +11,7 @@ from isoscale.errors import UserError
 from isoscale.recipe.load import load_recipe
 from tests.helpers import cli
 
-FILES = Path(__file__).parents[1] / "science/electronic/mala/files"
+FILES = Path(__file__).parents[2] / "science/electronic/mala/files"
 
 
 def run(*words: str | Path) -> Result:

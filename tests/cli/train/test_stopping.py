@@ -227,7 +227,7 @@ def once_more(*arguments):
     return ended(*arguments)
 
 def and_before_the_others_heard(self, flag, what):
-    if what == "the last checkpoint" and not self.is_first:
+    if what == "the last checkpoint" and not self.is_main:
         os.kill(os.getpid(), signal.SIGUSR1)
     return agree(self, flag, what)
 

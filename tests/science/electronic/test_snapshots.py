@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import isoscale
-from isoscale.cli.data import app
+from isoscale.cli.data.data import app
 from isoscale.data.batches import BatchPlan
 from isoscale.data.feeds.residency import make_feed
 from isoscale.data.order import Order
