@@ -146,13 +146,13 @@ def _splits(
 def _planner(settings: Settings, train: Split, val: Split | None, saving: bool) -> Planner:
     section = settings.train
     limits = [section.steps, section.epochs and section.epochs * train.plan.steps_per_epoch]
-    never = Cadence(1, "never")
+    never, every = Cadence(1, "never"), settings.checkpoint.every
     return Planner(
         train.plan,
         min(limit for limit in limits if limit),
         settings.observe.every,
         Cadence.parse(section.evaluate) if val else never,
-        Cadence.parse(settings.checkpoint.every) if saving else never,
+        Cadence.parse("1 epoch" if every == "auto" else every) if saving else never,
         first=settings.observe.curve is not None,
     )
 

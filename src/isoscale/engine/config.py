@@ -267,8 +267,9 @@ class Train(Config):
 class Checkpoint(Config):
     """When the state of the run is saved, and what is kept."""
 
-    every: CadenceText = "1 epoch"
-    """"2 epochs", "500 steps", "10 minutes" or "never" (the end of training and a stop are always saved)."""
+    every: Literal["auto"] | CadenceText = "auto"
+    """"2 epochs", "500 steps", "10 minutes", "never", or auto: each epoch, but in at most 5 % of the time, and after
+    half an hour at the latest. The end of training and a stop are always saved."""
     keep: Annotated[int, Field(ge=2)] = 2
     """How many recent checkpoints are kept; the best one is kept besides."""
     monitor: str = "val/loss"

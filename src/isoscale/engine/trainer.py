@@ -42,6 +42,8 @@ from isoscale.observe.events import EpochEnded
 from isoscale.observe.observers import Observers
 from isoscale.parallel.collectives import ALONE, Ranks
 
+LONGEST_UNSAVED = 30
+"""Minutes, where the recipe leaves it to us when to save."""
 _START_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start")
 
 
@@ -73,7 +75,8 @@ class Trainer:
         self._output = output
         self._saving = output.checkpoints is not None if saving is None else saving
         self._saver = output.saver
-        self._clock = time.perf_counter()
+        self._clock = self._began = time.perf_counter()
+        self._said_early = False
         self._verified = 0
         """The step at which the ranks compared their weights."""
         self._saved: State | None = None
@@ -205,7 +208,7 @@ class Trainer:
         if not progress.step:
             checks.tell_not_optimised(self.parts, self.observers)
             checks.tell_modes(task, self.observers)
-        self._clock = time.perf_counter()
+        self._clock = self._began = time.perf_counter()
         self.journal.start_clock()
         if self.profile:
             self.profile.start_clock()
@@ -284,8 +287,9 @@ class Trainer:
             self._verified = progress.step
         wanted = due.checkpoint or progress.ended or self.agreed.save_due
         if best or (wanted and progress.saved_at != progress.step):
+            must = due.end or progress.ended or self.agreed.save_due
             with timed(self.profile, "saving"):
-                self._save(best)
+                self._save(best, may_wait=not must and self.settings.checkpoint.every == "auto")
         self.agreed.save_due = False
 
     def _log(self) -> None:
@@ -346,6 +350,8 @@ class Trainer:
         if self._output.folder is not None:
             cadence = self.plan.checkpoint
             minutes = 60.0 * cadence.count if cadence.unit == "minute" else None
+            if self.settings.checkpoint.every == "auto":
+                minutes = 60.0 * LONGEST_UNSAVED
             ends = deadline(self.settings.train.stop_after)
             self.stop.watch(self._output.folder, minutes, ends, self._output.check_folder)
 
@@ -353,10 +359,14 @@ class Trainer:
         every, step = self.settings.parallel.verify, self.progress.step
         return bool(every) and step // every > self._verified // every
 
-    def _save(self, best: bool = False) -> None:
+    def _save(self, best: bool = False, may_wait: bool = False) -> None:
+        """Save the state; where that may wait and would take too much of the time, keep the best one in memory."""
         if not self._saving:
             return
         began = time.perf_counter()
+        is_early = may_wait and self._is_too_early_to_save(began)
+        if is_early and not best:
+            return
         self.journal.check(self.progress.step)
         self._count_seconds()
         self.progress.saved_at = self.progress.step
@@ -365,9 +375,20 @@ class Trainer:
             checks.check_buffers(self._buffers, checks.buffer_names(self.parts.task))
         with self.journal.saving():
             state = self.parts.registry.together()
-            if self._saver is not None:
+            if self._saver is not None and is_early:
+                self._saver.keep_best(self.progress.step, state)
+            elif self._saver is not None:
                 self._saver.save(self.progress.step, state, best)
         self.stop.saved(max(time.perf_counter() - began, self._saver.longest if self._saver else 0.0))
+
+    def _is_too_early_to_save(self, now: float) -> bool:
+        """Whether saving would take more than its share of the time; rank 0, which saves, knows it for all."""
+        is_early = self._saver is not None and self._saver.is_early(now - self._began)
+        is_early = self.ranks.broadcast(is_early, "whether to save now")
+        if is_early and not self._said_early:
+            self._said_early = True
+            self.observers.note("saving after every epoch would take more than 5 % of the time: it is done less often")
+        return is_early
 
     @property
     def last_saved(self) -> tuple[int, Snapshot, bool] | None:

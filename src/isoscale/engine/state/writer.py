@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from types import TracebackType
@@ -11,6 +11,8 @@ from isoscale.engine.state.checkpoint import Checkpoints, State
 from isoscale.engine.state.host_snapshot import HostSnapshot, Snapshot
 from isoscale.errors import Stopped
 
+SHARE = 0.05
+"""Of the training's time, for saving where the recipe leaves it to us when to save."""
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 
@@ -25,6 +27,12 @@ class Saver:
         self._checkpoints = checkpoints
         self._sync_log = sync_log
         self._snapshot = HostSnapshot()
+        self._best_snapshot = HostSnapshot()
+        self._best: tuple[int, Snapshot] | None = None
+        """The best state since the last checkpoint, where it was too early to write it."""
+        self._writes_best = False
+        self._spent = self._last_spent = 0.0
+        """Seconds that all checkpoints, and the last one, took: the training's waiting, and the writer's work."""
         self._thread: Thread | None = None
         self._failure: BaseException | None = None
         self.newest: tuple[int, Snapshot, bool] | None = None
@@ -32,14 +40,34 @@ class Saver:
         self.longest = 0.0
         """Seconds that a checkpoint took, from the copy to the disk."""
 
+    def is_early(self, seconds: float) -> bool:
+        """Whether one more checkpoint would make saving more than its share of a training of so many seconds."""
+        return self._spent + self._last_spent > SHARE * seconds
+
+    def keep_best(self, step: int, state: State) -> None:
+        """Copy the best state so far, to be written before the next checkpoint."""
+        began = time.perf_counter()
+        if self._writes_best:  # from the same memory
+            self.wait()
+        self._best = step, self._best_snapshot.take(*state)
+        self._spent += time.perf_counter() - began
+
     def save(self, step: int, state: State, best: bool = False) -> None:
         """Copy the state, after waiting for the last one to be written, and leave the rest to the writer."""
+        began = time.perf_counter()
         self.wait()
         self._began = time.perf_counter()
         self.newest = None
         snapshot = self._snapshot.take(*state)
         self.newest = step, snapshot, best
-        self._thread = Thread(target=self._write, args=(step, snapshot, best), name="isoscale-saver", daemon=True)
+        states = [(step, snapshot, best)]
+        self._writes_best = self._best is not None and not best
+        if self._best is not None and not best:
+            states.insert(0, (*self._best, True))
+        self._best = None
+        self._last_spent = time.perf_counter() - began
+        self._spent += self._last_spent
+        self._thread = Thread(target=self._write, args=(states,), name="isoscale-saver", daemon=True)
         with _signals_blocked():
             self._thread.start()
 
@@ -68,16 +96,24 @@ class Saver:
         elif isinstance(error, Exception):
             try:
                 self.wait()
+                if self._best is not None:
+                    self._write([(*self._best, True)])
+                    self.wait()
             except Exception as failure:
                 error.add_note(str(failure))  # what went wrong first is what the user reads first
 
-    def _write(self, step: int, snapshot: Snapshot, best: bool) -> None:
+    def _write(self, states: Sequence[tuple[int, Snapshot, bool]]) -> None:
+        began = time.thread_time()
         try:
-            snapshot.wait()
-            self._checkpoints.write(step, snapshot, best, self._sync_log)
+            for step, snapshot, best in states:
+                snapshot.wait()
+                self._checkpoints.write(step, snapshot, best, self._sync_log)
             self.longest = max(self.longest, time.perf_counter() - self._began)
         except BaseException as error:
             self._failure = error
+        worked = time.thread_time() - began
+        self._last_spent += worked
+        self._spent += worked
 
 
 @contextmanager
