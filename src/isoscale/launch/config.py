@@ -8,11 +8,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from isoscale.errors import UserError
+from isoscale.errors import Problem, UserError, nearest
 from isoscale.recipe.formats.tree import plain
 from isoscale.recipe.formats.yaml_reader import read_yaml
 from isoscale.recipe.launch import Launch, time_seconds
-from isoscale.recipe.problems import Problem, RecipeError, nearest
+from isoscale.recipe.problems import RecipeError
 from isoscale.recipe.validation import validate
 
 NOTICE = 120

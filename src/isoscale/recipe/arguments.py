@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from isoscale.recipe.problems import KeyPath, Problem, nearest
+from isoscale.errors import KeyPath, Problem, nearest
 from isoscale.recipe.wording import translate
 
 _PLAIN_TYPES = (int, float, str, bool, type(None), list, tuple, dict, Any)

@@ -6,6 +6,7 @@ from typing import Any
 from isoscale.config import OpenConfig
 from isoscale.data.config import Data
 from isoscale.engine.config import Optimizer, OptimizerClass, ScheduleClass
+from isoscale.errors import Problem
 from isoscale.recipe.components import (
     FUNCTIONS,
     Look,
@@ -20,7 +21,7 @@ from isoscale.recipe.components import (
 from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.loggers import logger_problems
 from isoscale.recipe.optimizers import class_problems, optimizer_problems
-from isoscale.recipe.problems import Problem, RecipeError, with_origin
+from isoscale.recipe.problems import RecipeError, with_origin
 from isoscale.recipe.schema import Task
 from isoscale.recipe.trust import read
 from isoscale.recipe.validation import section_keys

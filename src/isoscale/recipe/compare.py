@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isoscale.errors import found
-from isoscale.recipe.problems import KeyPath, dotted
+from isoscale.errors import KeyPath, dotted, found
 
 
 class _Absent:

@@ -14,11 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from isoscale.data.config import Data
-from isoscale.errors import UserError, found
+from isoscale.errors import KeyPath, Problem, UserError, found, nearest
 from isoscale.recipe.arguments import check_arguments
 from isoscale.recipe.formats.tree import children
 from isoscale.recipe.names import TORCHVISION, full_name, no_module, parted, short_names
-from isoscale.recipe.problems import KeyPath, Problem, nearest
 from isoscale.recipe.schema import Task
 
 OWN = ("isoscale", "torch", "torchvision")

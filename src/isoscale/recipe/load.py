@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from isoscale.errors import KeyPath, Problem
 from isoscale.recipe.formats.tree import PYTHON_CALL, Node, children, from_plain, merge, origins, plain, with_class_keys
 from isoscale.recipe.importing.reading import input_of, translated
 from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.overrides import Overrides, apply_overrides
 from isoscale.recipe.presets import Location, locate, read_location
-from isoscale.recipe.problems import DEFAULT, KeyPath, Problem, RecipeError, with_origin
+from isoscale.recipe.problems import DEFAULT, RecipeError, with_origin
 from isoscale.recipe.sweep import SECTION, sweep_problems, with_nested_keys
 from isoscale.recipe.trust import Trust, job_problems, trust_problems, writing_problems
 from isoscale.recipe.validation import validate

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from isoscale.recipe.problems import KeyPath
+from isoscale.errors import KeyPath
 from isoscale.recipe.schema import Recipe
 from isoscale.recipe.sweep import SECTION
 

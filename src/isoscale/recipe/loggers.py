@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isoscale.errors import KeyPath, Problem
 from isoscale.observe.events import Observer
 from isoscale.recipe.components import Look, Spec, as_mapping, check, instantiate, resolve
-from isoscale.recipe.problems import KeyPath, Problem, RecipeError
+from isoscale.recipe.problems import RecipeError
 
 PLACE: KeyPath = ("observe", "loggers")
 

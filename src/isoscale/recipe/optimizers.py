@@ -4,9 +4,9 @@ import inspect
 from typing import Any
 
 from isoscale.engine.config import AnyOptimizer, Optimizer, OptimizerClass, ScheduleClass
+from isoscale.errors import KeyPath, Problem, nearest
 from isoscale.recipe.arguments import check_arguments
 from isoscale.recipe.components import LAMBDA, Look, UnknownComponent, check_handed, check_nested, resolve
-from isoscale.recipe.problems import KeyPath, Problem, nearest
 
 DECIDED_BY_ISOSCALE = ("fused", "foreach", "capturable", "differentiable")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from isoscale.errors import KeyPath, Problem, dotted, nearest
 from isoscale.recipe.formats.tree import (
     CLASS_SYNONYMS,
     COMMAND_LINE,
@@ -12,7 +13,6 @@ from isoscale.recipe.formats.tree import (
     with_class_keys,
 )
 from isoscale.recipe.formats.yaml_reader import read_value
-from isoscale.recipe.problems import KeyPath, Problem, dotted, nearest
 
 Overrides = str | Sequence[str] | Mapping[str, object]
 _Edit = Callable[[dict[str, Node] | list[Node], str | int], None]

@@ -6,10 +6,11 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from isoscale.errors import Problem, nearest
 from isoscale.recipe.formats.json_reader import read_json
 from isoscale.recipe.formats.tree import Node
 from isoscale.recipe.formats.yaml_reader import read_yaml
-from isoscale.recipe.problems import Problem, RecipeError, nearest
+from isoscale.recipe.problems import RecipeError
 from isoscale.science import registry
 
 SUFFIXES = (".yaml", ".yml", ".json")

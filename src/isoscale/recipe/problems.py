@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from isoscale.errors import KeyPath, Problem, UserError, dotted, nearest
-
-__all__ = ["DEFAULT", "KeyPath", "Problem", "RecipeError", "dotted", "nearest", "with_origin"]
+from isoscale.errors import KeyPath, Problem, UserError
 
 DEFAULT = "default"
 

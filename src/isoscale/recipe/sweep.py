@@ -5,9 +5,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from isoscale.errors import found
+from isoscale.errors import KeyPath, Problem, dotted, found, nearest
 from isoscale.recipe.formats.tree import Node, merge
-from isoscale.recipe.problems import KeyPath, Problem, dotted, nearest
 from isoscale.recipe.schema import Range, Sweep
 from isoscale.recipe.wording import translate
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from isoscale.errors import KeyPath, Problem, nearest
 from isoscale.recipe.components import FUNCTIONS, UnknownComponent, as_written, is_path, parted_name, resolve
 from isoscale.recipe.formats.tree import children
 from isoscale.recipe.names import class_path, full_name, no_module, parted, short_names
 from isoscale.recipe.outline import NotCallable, NotThere, find_module, outline
-from isoscale.recipe.problems import KeyPath, Problem, nearest
 from isoscale.recipe.seal import has_seal
 
 RECORDS = ("run.json", "sweep.json", "scale.json")

@@ -5,8 +5,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from isoscale.errors import MISSING_KEY, UNKNOWN_KEY
-from isoscale.recipe.problems import KeyPath, Problem, nearest
+from isoscale.errors import MISSING_KEY, UNKNOWN_KEY, KeyPath, Problem, nearest
 from isoscale.recipe.schema import Recipe
 from isoscale.recipe.wording import translate
 

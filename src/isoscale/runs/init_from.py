@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from isoscale.engine.state.checkpoint import read_weights
 from isoscale.engine.state.registry import DifferentWeights, ModuleState, copy_weights
-from isoscale.errors import UserError
-from isoscale.recipe.problems import nearest
+from isoscale.errors import UserError, nearest
 from isoscale.recipe.schema import InitFrom
 
 Translate = Callable[[Any], Mapping[str, Tensor] | None]

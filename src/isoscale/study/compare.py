@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isoscale.errors import UserError
+from isoscale.errors import KeyPath, UserError, dotted, nearest
 from isoscale.recipe.compare import ABSENT, differences
-from isoscale.recipe.problems import KeyPath, dotted, nearest
 from isoscale.runs.directory import ROOT
 from isoscale.runs.run import Run
 from isoscale.study.facts import Curve, Facts, Point, read_all

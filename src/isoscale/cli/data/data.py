@@ -112,8 +112,7 @@ def _print_catalog() -> None:
 
 def _entry(name: str, kind: str = "data set or weights") -> "Entry":
     """What can be fetched under a name; `kind` is what a name may be."""
-    from isoscale.errors import UserError
-    from isoscale.recipe.problems import nearest
+    from isoscale.errors import UserError, nearest
 
     entries = registry.downloads()
     if name not in entries:

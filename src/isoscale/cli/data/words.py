@@ -30,9 +30,10 @@ def progress() -> Iterator["Report"]:
 
 def split_words(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Paths, and the values of key=value; a file whose name has an equals sign is a file."""
+    from isoscale.errors import Problem
     from isoscale.recipe.formats.tree import COMMAND_LINE, plain
     from isoscale.recipe.formats.yaml_reader import read_value
-    from isoscale.recipe.problems import Problem, RecipeError
+    from isoscale.recipe.problems import RecipeError
 
     paths: list[str] = []
     values: dict[str, Any] = {}

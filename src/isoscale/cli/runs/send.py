@@ -37,9 +37,10 @@ def send(
 
 
 def _spec(logger: str, words: list[str]) -> dict[str, Any]:
+    from isoscale.errors import Problem
     from isoscale.recipe.formats.tree import COMMAND_LINE, from_plain, plain
     from isoscale.recipe.overrides import apply_overrides
-    from isoscale.recipe.problems import Problem, RecipeError
+    from isoscale.recipe.problems import RecipeError
 
     problems: list[Problem] = []
     node = apply_overrides(from_plain({"class": logger}, COMMAND_LINE, problems), words, problems)

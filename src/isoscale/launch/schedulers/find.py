@@ -4,11 +4,10 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from isoscale.errors import UserError
+from isoscale.errors import UserError, nearest
 from isoscale.launch import schedulers as folder
 from isoscale.launch.schedulers.base import Scheduler
 from isoscale.parallel.environments.batch import batch_job
-from isoscale.recipe.problems import nearest
 
 AUTO = "auto"
 DEFAULT = "slurm"

@@ -9,9 +9,10 @@ import json
 import re
 from typing import Any
 
+from isoscale.errors import KeyPath, Problem
 from isoscale.recipe.formats.tree import Node, Origin
 from isoscale.recipe.formats.yaml_reader import to_float
-from isoscale.recipe.problems import KeyPath, Problem, RecipeError
+from isoscale.recipe.problems import RecipeError
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.DOTALL)
 

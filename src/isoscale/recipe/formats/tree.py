@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from isoscale.errors import KeyPath, Problem
 from isoscale.recipe.names import class_path
-from isoscale.recipe.problems import KeyPath, Problem
 
 NAMED_SECTIONS = (("optimizer",), ("schedule",))
 """Which say what they are by a name or by a class."""

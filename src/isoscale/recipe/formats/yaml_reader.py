@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
+from isoscale.errors import KeyPath, Problem
 from isoscale.recipe.formats.tree import Node, Origin
-from isoscale.recipe.problems import KeyPath, Problem, RecipeError
+from isoscale.recipe.problems import RecipeError
 
 MAX_VALUES = 100_000
 """A recipe with more values than this is a mistake, such as aliases that multiply."""

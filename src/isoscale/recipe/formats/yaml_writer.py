@@ -5,9 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from isoscale.errors import KeyPath
 from isoscale.recipe.formats.tree import children
 from isoscale.recipe.formats.yaml_reader import resolves_to_text
-from isoscale.recipe.problems import DEFAULT, KeyPath
+from isoscale.recipe.problems import DEFAULT
 
 # Words joined by single spaces, with the signs that mean nothing to YAML in the middle of a plain scalar.
 _PLAIN_TEXT = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*(?: [A-Za-z0-9_./+-]+)*")

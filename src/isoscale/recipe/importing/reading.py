@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from isoscale.errors import UNKNOWN_KEY, UserError
+from isoscale.errors import UNKNOWN_KEY, KeyPath, Problem, UserError, nearest
 from isoscale.parallel.environments import find as environment
 from isoscale.recipe.formats.tree import COMMAND_LINE, PYTHON_CALL, Node, Origin, flat, origins, plain
 from isoscale.recipe.formats.yaml_writer import write_yaml
 from isoscale.recipe.overrides import Overrides, apply_overrides
 from isoscale.recipe.presets import SUFFIXES, locate, read_location
-from isoscale.recipe.problems import KeyPath, Problem, RecipeError, nearest
+from isoscale.recipe.problems import RecipeError
 from isoscale.recipe.schema import Recipe
 from isoscale.recipe.validation import section_keys
 from isoscale.science import registry

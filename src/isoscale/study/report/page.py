@@ -15,11 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
 from isoscale.engine.diagnose.memory import size
-from isoscale.errors import UserError
+from isoscale.errors import KeyPath, UserError, dotted
 from isoscale.observe.text import duration, number, plain_number, split_stage
 from isoscale.recipe.load import load_resolved
 from isoscale.recipe.presets import preset_names
-from isoscale.recipe.problems import DEFAULT, KeyPath, dotted
+from isoscale.recipe.problems import DEFAULT
 from isoscale.runs import inference
 from isoscale.runs.run import Run
 from isoscale.study.compare import best

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from isoscale.errors import UserError
+from isoscale.errors import Problem, UserError, dotted
 from isoscale.launch.job import POINTS
 from isoscale.launch.submission import prepare
 from isoscale.recipe.compare import ABSENT, LENGTHS, Difference, describe, differences, harmful
@@ -19,7 +19,7 @@ from isoscale.recipe.formats.yaml_reader import read_value
 from isoscale.recipe.importing.reading import split
 from isoscale.recipe.load import load_recipe, load_resolved, load_variants, to_build, to_train
 from isoscale.recipe.loaded import LoadedRecipe
-from isoscale.recipe.problems import Problem, RecipeError, dotted
+from isoscale.recipe.problems import RecipeError
 from isoscale.recipe.seal import is_sealed, seal, with_seal
 from isoscale.recipe.sweep import OWN_KEYS, SECTION, choices
 from isoscale.recipe.trust import Trust, problems_of_foreign
