@@ -15,7 +15,7 @@ from isoscale.data.sources import Subset, TensorSource
 from isoscale.engine.metrics.losses import LOSSES, METRICS, as_weighted_sum, cross_entropy, find_loss, find_metric
 from isoscale.errors import UserError
 from isoscale.science.images import Classifier
-from isoscale.science.images.metrics import confusion_counts
+from isoscale.science.images.classifier import confusion_counts
 
 SIZE, CLASSES = 8, 3
 LABELS = torch.tensor([0, 1, 2, 2, 1, 0, 2, 1])

@@ -2,11 +2,10 @@ import pytest
 
 from isoscale.engine.config import Optimizer
 from isoscale.errors import UserError
-from isoscale.recipe.check import check_recipe
+from isoscale.recipe.check import check_optimizer, check_recipe
 from isoscale.recipe.components import check, data_spec, instantiate, resolve, task_spec
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.names import OF_ALL_SCIENCES
-from isoscale.recipe.optimizers import check_optimizer
 from isoscale.recipe.problems import RecipeError
 from tests.recipe import things
 

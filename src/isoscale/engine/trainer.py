@@ -29,9 +29,9 @@ from isoscale.engine.splits import Split, SplitMaker
 from isoscale.engine.state.checkpoint import State
 from isoscale.engine.state.host_snapshot import Snapshot
 from isoscale.engine.state.module_state import HostGenerators
-from isoscale.engine.state.output import NOWHERE, Output
 from isoscale.engine.state.progress import LogState, OrderState
 from isoscale.engine.state.replicas import verify
+from isoscale.engine.state.writer import NOWHERE, Output
 from isoscale.engine.step.untrained import check_replaced, refuse_unreached
 from isoscale.engine.stopping import Agreement, StopRequest, deadline
 from isoscale.engine.task import Task

@@ -17,7 +17,7 @@ import torch
 
 from isoscale._version import __version__
 from isoscale.engine.state.checkpoint import Checkpoints
-from isoscale.engine.state.output import Output
+from isoscale.engine.state.writer import Output
 from isoscale.errors import RunGone, UserError
 from isoscale.observe.metric_log import MetricLog
 from isoscale.recipe.seal import adopted, with_seal

@@ -21,8 +21,8 @@ from isoscale.engine.figures import look
 from isoscale.engine.metrics.windows import NotFinite
 from isoscale.engine.settings import Decisions
 from isoscale.engine.state.checkpoint import State
-from isoscale.engine.state.output import NOWHERE
 from isoscale.engine.state.replicas import told
+from isoscale.engine.state.writer import NOWHERE
 from isoscale.engine.trainer import Trainer
 from isoscale.errors import PeerFailed, RunGone, RunLost, Stopped, UserError
 from isoscale.observe.events import Ended, Started

@@ -18,6 +18,13 @@ Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
 MOVED = {
+    "observe.loggers.ledger": "observe.loggers.logger",
+    "science.images.metrics": "science.images.classifier",
+    "recipe.optimizers": "recipe.check",
+    "cli.train.metric_tables": "cli.train.apply",
+    "engine.state.output": "engine.state.writer",
+    "observe.tensorboard.event_file": "observe.tensorboard.observer",
+    "observe.doctor.mpi": "observe.doctor.checks",
     "breakdown": "runs.nan_report",
     "cli.apply": "cli.train.apply",
     "cli.compare": "cli.runs.runs",
@@ -31,7 +38,7 @@ MOVED = {
     "cli.failure": "cli.main",
     "cli.init": "cli.train.init",
     "cli.job_options": "cli.jobs.job_options",
-    "cli.metric_tables": "cli.train.metric_tables",
+    "cli.metric_tables": "cli.train.apply",
     "cli.project": "cli.train.init",
     "cli.recipe_import": "cli.recipe.importing",
     "cli.report": "cli.runs.runs",
@@ -141,8 +148,8 @@ MOVED = {
     "launch.stretches": "runs.attempts",
     "layers": "runs.layers",
     "observe.courier": "observe.ranks.sender",
-    "observe.doctor.cluster": "observe.doctor.mpi",
-    "observe.event_file": "observe.tensorboard.event_file",
+    "observe.doctor.cluster": "observe.doctor.checks",
+    "observe.event_file": "observe.tensorboard.observer",
     "observe.exhibits": "observe.figures",
     "observe.fence": "observe.observers",
     "observe.files": "system.files",

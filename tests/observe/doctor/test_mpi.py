@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from isoscale.observe.doctor import mpi
+from isoscale.observe.doctor import checks
+from isoscale.observe.doctor.checks import mpi
 from isoscale.observe.doctor.finding import Finding
 
 
@@ -26,7 +27,7 @@ def only(findings) -> Finding:
 
 
 def test_a_machine_without_mpi_is_fine(programs: Path):
-    assert only(mpi.mpi()) == Finding("mpi", "ok", "no mpirun on this machine")
+    assert only(mpi()) == Finding("mpi", "ok", "no mpirun on this machine")
 
 
 @pytest.mark.parametrize(
@@ -39,12 +40,12 @@ def test_a_machine_without_mpi_is_fine(programs: Path):
 )
 def test_the_kind_of_mpi_and_its_version_are_told(programs: Path, said: str, name: str):
     put(programs, "mpiexec", f"echo '{said}'")
-    assert only(mpi.mpi()).text == f"{name}, {programs}/mpiexec"
+    assert only(mpi()).text == f"{name}, {programs}/mpiexec"
 
 
 @pytest.mark.parametrize("script", ["exit 1", "/bin/sleep 3; echo 'mpirun (Open MPI) 5.0.3'"], ids=["fails", "hangs"])
 def test_an_mpi_that_does_not_answer_is_a_warning(programs: Path, monkeypatch: pytest.MonkeyPatch, script: str):
-    monkeypatch.setattr(mpi, "ANSWER", 0.3)
+    monkeypatch.setattr(checks, "ANSWER", 0.3)
     put(programs, "mpirun", script)
-    found = only(mpi.mpi())
+    found = only(mpi())
     assert found.verdict == "warning" and "does not tell its version" in found.text

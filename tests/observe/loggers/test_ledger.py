@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from isoscale.observe.loggers.ledger import Ledger
+from isoscale.observe.loggers.logger import Ledger
 
 
 def test_what_was_sent_is_known_to_the_next_start(tmp_path: Path):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as theirs
 
-from isoscale.science.images.metrics import confusion_counts, detection, macro_scores
+from isoscale.science.images.classifier import confusion_counts, detection, macro_scores
 
 TOLERANCE = 1e-6
 

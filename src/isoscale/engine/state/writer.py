@@ -4,12 +4,15 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from threading import Thread
 from types import TracebackType
 
 from isoscale.engine.state.checkpoint import Checkpoints, State
 from isoscale.engine.state.host_snapshot import HostSnapshot, Snapshot
 from isoscale.errors import Stopped
+from isoscale.observe.metric_log import MetricLog
 
 SHARE = 0.05
 """Of the training's time, for saving where the recipe leaves it to us when to save."""
@@ -124,3 +127,27 @@ def _signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a training writes; as it stands, nowhere."""
+
+    checkpoints: Checkpoints | None = None
+    metric_log: MetricLog | None = None
+    folder: Path | None = None
+    """Where people leave the files STOP and SAVE."""
+    check_folder: Callable[[], None] = lambda: None
+    """Raises where the folder is not this process's any more."""
+    trace: Path | None = None
+    """Where a trace of some steps goes, where time is measured."""
+
+    @property
+    def saver(self) -> Saver | None:
+        """What writes checkpoints beside the training."""
+        if self.checkpoints is None:
+            return None
+        return Saver(self.checkpoints, self.metric_log.sync) if self.metric_log else Saver(self.checkpoints)
+
+
+NOWHERE = Output()
