@@ -1,26 +1,25 @@
 """What the loggers of other programs have in common: every value once, pictures, and how the run ended."""
 
 import importlib
+import json
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isoscale.errors import UserError
 from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, Started
 from isoscale.observe.figures import Drawable, Histogram, Network
-from isoscale.system.files import refuse_link
+from isoscale.system.files import refuse_link, write_aside
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-import json
-from collections.abc import Iterable
-from threading import Lock
 
-from isoscale.system.files import write_aside
 
 _LOCK = Lock()
 """Several loggers, each in a thread of its own, write the same file."""
