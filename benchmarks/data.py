@@ -23,11 +23,10 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 from isoscale.data.batches import BatchPlan
-from isoscale.data.sources import ColumnSource
 from isoscale.data.feeds.residency import make_feed
 from isoscale.data.formats.npy import open_npy
 from isoscale.data.order import Order
-from isoscale.data.sources import Source, TensorSource
+from isoscale.data.sources import ColumnSource, Source, TensorSource
 
 BATCH = 1000
 WIDTHS = {"input": 91, "target": 11}

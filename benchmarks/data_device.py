@@ -24,8 +24,7 @@ from torch import nn
 import isoscale
 from isoscale.data.feeds import device as device_feed
 from isoscale.engine.diagnose.profile import Marks, Profile
-from isoscale.runs.open import open_run
-from isoscale.runs.open import Given
+from isoscale.runs.open import Given, open_run
 from isoscale.runs.session import Session
 
 NUM_ROWS, BATCH, EVERY, STEPS = 1_000_000, 1000, 50, 1500
