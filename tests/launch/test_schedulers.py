@@ -43,6 +43,7 @@ def names(node: ast.AST) -> list[str]:
     return [name for name in found if isinstance(name, str)]
 
 
+@pytest.mark.slow
 def test_one_scheduler_is_named_only_where_schedulers_live():
     """No name with `slurm` in it, no command or variable of Slurm, no folder `slurm`: messages may say Slurm."""
     wrong = []

@@ -147,6 +147,7 @@ def test_a_letter_that_the_encoding_lacks_does_not_stop_the_console() -> None:
     assert stream.buffer.getvalue() == b"1 ? 2\n"  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar_with_loss_rate_and_time_left() -> None:
     output = printed_on_a_terminal()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)

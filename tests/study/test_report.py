@@ -135,6 +135,7 @@ def test_what_the_task_shows_is_on_the_page(page: Path):
     assert "The best weights on the validation data." in words(document)
 
 
+@pytest.mark.slow
 def test_figures_of_the_test_data_and_a_page_without_figures(digits: isoscale.Run, tmp_path: Path):
     tested = write_report(digits, tmp_path / "a.html", "test").read_text(encoding="utf-8")
     assert "The best weights on the test data." in tested
@@ -188,6 +189,7 @@ def own_settings(document: Document) -> list[str]:
     return [each.text for each in document.all("tr") if any("own" in around.classes for around in each.inside)][1:]
 
 
+@pytest.mark.slow
 def test_a_continued_run_still_knows_what_the_user_set(tmp_path: Path):
     run = train(tmp_path / "a", seed=0, train__epochs=1)
     train(tmp_path / "a", None, train__epochs=2)
@@ -248,10 +250,12 @@ def test_an_axis_has_a_few_round_ticks(make):
     assert texts["log"][6:] == ["0.001", "0.01", "0.1", "1", "10"]
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes(page: Path, digits: isoscale.Run, tmp_path: Path):
     assert write_report(digits, tmp_path / "again.html").read_bytes() == page.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_without_its_data_says_so_in_a_line(digits: isoscale.Run, make, monkeypatch):
     def broken(*arguments, **options):
         raise OSError("the disk is gone")

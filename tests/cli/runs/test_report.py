@@ -12,6 +12,7 @@ def test_the_newest_run_gets_a_page_in_its_directory(isoscale, copied):
     assert page.startswith("<!doctype html>") and "The best weights on the validation data." in page
 
 
+@pytest.mark.slow
 def test_the_page_goes_elsewhere_and_shows_other_data_or_none(isoscale, copied):
     run = str(copied())
     assert isoscale("report", run, "--out", "a.html", "--role", "test").out == "written to a.html\n"
@@ -21,6 +22,7 @@ def test_the_page_goes_elsewhere_and_shows_other_data_or_none(isoscale, copied):
 
 
 @pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.slow
 def test_the_page_is_opened_and_where_that_fails_it_says_so(isoscale, copied, monkeypatch, starts):
     opened = []
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or starts)

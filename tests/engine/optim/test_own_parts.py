@@ -71,6 +71,7 @@ def test_an_optimizer_of_ones_own_learns_with_groups(rows: dict[str, Any], tmp_p
 
 @pytest.mark.parametrize("step", [1, 7, 14])
 @pytest.mark.parametrize("optimizer", [HOARDER, {"class": f"{OWN}.Slowing", "lr": 0.1}], ids=["Hoarder", "Slowing"])
+@pytest.mark.slow
 def test_all_that_an_optimizer_keeps_is_restored_to_the_bit(
     step: int, optimizer: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def hoard(path: Path) -> str:
     return sha(train(path, **SMALL, optimizer=HOARDER, parallel__reduce="tree"))
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_draws_noise_is_the_same_on_two_ranks(tmp_path: Path) -> None:
     assert set(on_ranks(2, hoard, tmp_path / "two")) == {hoard(tmp_path / "one")}
 
@@ -225,6 +227,7 @@ def test_a_function_a_class_and_a_lambda_are_factors_of_the_rate_after_the_warm_
     "schedule",
     [{"class": f"{OWN}.Wave", "warmup": 3}, {"class": f"{TORCH}.CosineAnnealingLR"}, {"class": f"{TORCH}.OneCycleLR"}],
 )
+@pytest.mark.slow
 def test_a_run_goes_on_along_the_same_curve(schedule: dict[str, Any], tmp_path: Path) -> None:
     options = {**SMALL, "schedule": schedule, "checkpoint__every": "1 steps", "checkpoint__keep": 100}
     whole = train(tmp_path / "whole", **options)
@@ -315,6 +318,7 @@ def test_what_a_loss_learns_is_trained_and_saved(rows: dict[str, Any], tmp_path:
     assert float(load_file(run.path / "checkpoints/last/model.safetensors")["criterion.width"]) != 2.0
 
 
+@pytest.mark.slow
 def test_a_classifier_takes_losses_and_metrics_too(tmp_path: Path) -> None:
     accuracy = {"class": "torchmetrics.Accuracy", "task": "multiclass", "num_classes": 10}
     loss = {"class": "torch.nn.CrossEntropyLoss", "label_smoothing": 0.1}
@@ -352,6 +356,7 @@ def test_a_loss_that_is_not_called_with_prediction_and_target_says_so(
 # --- a newcomer
 
 
+@pytest.mark.slow
 def test_an_optimizer_in_a_file_of_ones_own_needs_no_more_than_its_name(tmp_path: Path) -> None:
     source = Path(sys.modules[isoscale.__name__].__file__ or "").parents[2] / "tests/engine/optim/own_parts.py"
     (tmp_path / "my_file.py").write_text(source.read_text())

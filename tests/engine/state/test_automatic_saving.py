@@ -72,6 +72,7 @@ def weights(run: isoscale.Run, name: str) -> dict[str, torch.Tensor]:
     return load_file(run.path / "checkpoints" / name / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_epochs_that_are_shorter_than_saving_are_not_all_saved_and_the_best_is_the_same(tmp_path: Path, written):
     every = trained(tmp_path / "every", every="1 epoch")
     assert len(written) == NUM_EPOCHS
@@ -86,6 +87,7 @@ def test_epochs_that_are_shorter_than_saving_are_not_all_saved_and_the_best_is_t
     assert "saving after every epoch would take more than 5 % of the time" in (few.path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_failure_leaves_the_best_state_that_was_not_written_yet(tmp_path: Path, written, monkeypatch):
     monkeypatch.setattr(Line, "fail_after", 6)
     with pytest.raises(RuntimeError, match="broken on purpose"):

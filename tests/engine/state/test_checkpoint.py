@@ -179,7 +179,9 @@ def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     checkpoints, path = two(tmp_path)
     rewritten(path, format=checkpoint.FORMAT + 1)
     for reading in (lambda: read(path), lambda: checkpoints.newest(lambda text: pytest.fail(text))):
-        with pytest.raises(CheckpointError, match=r"format 3.*install a newer one, or move that folder away"):
+        with pytest.raises(
+            CheckpointError, match=rf"format {checkpoint.FORMAT + 1}.*install a newer one, or move that folder away"
+        ):
             reading()
 
 

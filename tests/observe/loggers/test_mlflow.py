@@ -53,6 +53,7 @@ def test_a_continued_run_goes_on_in_the_same_run_and_nothing_appears_twice(direc
     assert history(client, run, "val/loss") == [(step, 2 / step) for step in (10, 20, 30, 40)]
 
 
+@pytest.mark.slow
 def test_a_changed_setting_becomes_a_tag_because_parameters_never_change(directory):
     tell(MLflow(), start(directory), end("stopped", 10))
     assert read(directory)[1].info.status == "KILLED"

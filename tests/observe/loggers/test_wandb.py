@@ -42,6 +42,7 @@ def test_a_run_is_written_whole_into_its_own_directory(directory):
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
 
 
+@pytest.mark.slow
 def test_a_continued_run_has_the_same_id_and_nothing_appears_twice(directory):
     tell(WandB(), start(directory), *steps(10, 30))
     tell(WandB(), start(directory, 20), *steps(20, 40), end("failed"))

@@ -181,14 +181,14 @@ class Rendezvous:
         if board.count("count") == here.world:
             board.set("result", [])
         try:
-            arrivals = self._all_comers()
+            arrivals = self._all_arrivals()
         except Forged:
             raise self._others() from None
         self._key = self._key.derive(self._room.encode(), *(arrival.nonce.encode() for arrival in arrivals))
         self.board = SignedStore(board.store, self._key)
         return arrivals
 
-    def _all_comers(self) -> list[Arrival]:
+    def _all_arrivals(self) -> list[Arrival]:
         here, board = self._environment, self.board
         while not board.has("result"):
             if time.monotonic() > self._deadline:
