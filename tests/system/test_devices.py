@@ -91,7 +91,7 @@ def test_a_cpu_copies_at_once_and_has_no_streams() -> None:
 def test_settings_of_kernels_are_put_back() -> None:
     cudnn = torch.backends.cudnn
     before = cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
-    with devices.deterministic_kernels(allow_tf32=not before[0]):
+    with devices.chosen_kernels("cpu", not before[0], "auto", print):
         assert (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark) == (not before[0], True, False)
     assert (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark) == before
 

@@ -18,6 +18,7 @@ from isoscale.engine.state.module_state import ExtraState
 from isoscale.engine.state.progress import Progress
 from isoscale.engine.state.registry import Registry
 from isoscale.engine.step.context import StepContext
+from isoscale.engine.step.kernels import KernelChoice
 from isoscale.engine.step.programs import Program
 from isoscale.engine.step.step import Forward, Step
 from isoscale.parallel.reduction import Reducer
@@ -45,6 +46,7 @@ class Assembly:
     """Seeds torch's generators for (step, part)."""
     undo: ExitStack
     """What is to be undone when training is over."""
+    kernels: KernelChoice
     program: Program = field(init=False)
     step: Step | None = None
     """None where the task updates its weights itself."""

@@ -24,6 +24,7 @@ from isoscale.engine.metrics.torchmetrics import MetricStates
 from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.late_compiler import put_off_compiler
 from isoscale.engine.optim.optimizers import OptimizerState, make_optimizers, path_for
+from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.optim.schedules import make_rate
 from isoscale.engine.precision import Precision
 from isoscale.engine.settings import Decisions, Settings
@@ -33,6 +34,7 @@ from isoscale.engine.state.progress import Progress
 from isoscale.engine.state.registry import ModuleState, Registry
 from isoscale.engine.step.choice import ProgramMaker, reseeder
 from isoscale.engine.step.context import StepContext, step_method
+from isoscale.engine.step.kernels import KernelChoice
 from isoscale.engine.step.step import Forward
 from isoscale.engine.training_data import TrainingData, adapted
 from isoscale.engine.transforms import fit
@@ -43,7 +45,7 @@ from isoscale.parallel.collectives import ALONE, Ranks
 from isoscale.parallel.config import Parallel
 from isoscale.parallel.reduction import OVERLAP_FROM, Reducer, check_shards, make_reducer, tree_shards
 from isoscale.system import devices as accelerators
-from isoscale.system.devices import Accelerator
+from isoscale.system.devices import Accelerator, Kernels
 
 Say = Callable[[str], None]
 
@@ -74,7 +76,7 @@ def build(
     checks.check_task(task)
     torch.set_num_threads(decided.threads)
     found = accelerators.find(decided.device)
-    precision = Precision(decided.precision, found.kind)
+    precision = Precision(decided.precision, found.kind, _in_evaluations(settings, decided))
     num_shards = _num_shards(settings.parallel, ranks)
     place(task, found, precision, settings.parallel.reduce == "tree", observers.note)
     with ExitStack() as undo:
@@ -174,7 +176,7 @@ def assemble(
 ) -> Assembly:  # fmt: skip
     """The parts that a step needs; `say` takes lines that the user should know."""
     found = accelerators.find(decided.device)
-    precision = Precision(decided.precision, found.kind)
+    precision = Precision(decided.precision, found.kind, _in_evaluations(settings, decided), say=say)
     random = StepRandom(settings.seed)
     random.steps_per_epoch = train.plan.steps_per_epoch
     registry = Registry()
@@ -191,16 +193,22 @@ def assemble(
         raise UserError(
             f"{lazy[0]} has no shape yet (a lazy module): call the network once on a batch, in __init__ or in setup"
         )
+    is_automatic = getattr(task, "automatic_optimization", True)
+    kernels = KernelChoice(task, found, precision, decided, is_automatic, settings.train.deterministic == "true")
     configured = _configured(task, view)
     if configured and (settings.optimizer != Optimizer() or settings.schedule != Schedule()):
         say("the task configures its own optimizer: the recipe's optimizer and schedule are not used")
     if configured:
         _check_followed(settings)
     optimizers = configured.optimizers if configured else _optimizers(task, settings, decided)
+    own_update = None
+    is_own = configured and is_automatic and not overrides(task, "optimizer_step")
+    if is_own and decided.captures_own and found.can_capture and len(optimizers) == 1:
+        own_update = OwnUpdate(optimizers[0], view.schedulers, found)
     view.optimizers = optimizers
     average = EMA(task, settings.train.ema) if settings.train.ema is not None else None
     metrics = MetricStates(task, context.metrics, reducer.ranks)
-    keeps_gradients = not getattr(task, "automatic_optimization", True) or overrides(task, "on_before_zero_grad")
+    keeps_gradients = not is_automatic or overrides(task, "on_before_zero_grad")
     extra = ExtraState(task, [*optimizers, *view.schedulers], reducer.ranks, keeps_gradients, say)
     states = OptimizerState(optimizers, task, own_class=configured is None and settings.own_optimizer is not None)
     if states.unsaved():
@@ -213,12 +221,18 @@ def assemble(
     forward = Forward(task, context, transforms, precision)
     assembly = Assembly(
         task, found, precision, random, registry, rate, train, context, average, optimizers, configured, transforms,
-        extra, reseeder(settings.seed, found), undo,
+        extra, reseeder(settings.seed, found), undo, kernels,
     )  # fmt: skip
     assembly.program = ProgramMaker(
-        assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer
+        assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer, own_update
     ).make()
     return assembly
+
+
+def _in_evaluations(settings: Settings, decided: Decisions) -> Kernels:
+    """Which kernels are taken outside of training steps: only deterministic ones where somebody asks for it."""
+    is_strict = decided.kernels == "strict" and settings.train.deterministic != "true"
+    return "lenient" if is_strict else decided.kernels
 
 
 def _asked_batch(train: Split, settings: Settings) -> int:

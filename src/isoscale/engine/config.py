@@ -54,6 +54,11 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
+def _as_word(value: object) -> object:
+    """YAML reads true and false as such; here they stand beside other words."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
 def _seconds(value: object) -> object:
     """ "02:30:00" as seconds; YAML reads such a thing as a number already."""
     parts = value.split(":") if isinstance(value, str) else []
@@ -219,6 +224,10 @@ class Train(Config):
     precision: Annotated[Literal["auto", "32", "tf32", "bf16", "fp16", "64"], BeforeValidator(_as_text)] = "auto"
     """Arithmetic: 32 (IEEE float32), tf32, bf16 and fp16 (mixed, weights stay float32), 64. auto is tf32 on CUDA and
     32 elsewhere."""
+    deterministic: Annotated[Literal["auto", "true", "false"], BeforeValidator(_as_word)] = "auto"
+    """Which kernels a CUDA device may take. auto: deterministic ones wherever torch has them; an operation without one
+    is named, and the bits of the run may then differ between starts. true: such an operation is refused. false: the
+    fastest kernels, whose bits differ from start to start."""
     program: Literal["auto", "eager", "compiled", "graphed", "compiled+graphed"] = "auto"
     """How a step runs: eager, compiled by torch.compile, or captured whole into a graph and replayed. auto captures
     on CUDA whatever matches eager to the bit."""

@@ -1,14 +1,14 @@
 """The arithmetic of a run: which dtype the weights have, and what the step computes in."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
 from isoscale.errors import UserError
-from isoscale.system.devices import Accelerator, deterministic_kernels
+from isoscale.system.devices import KINDS, Accelerator, Kernels, chosen_kernels
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,15 @@ class Precision:
 
     name: str
     device_type: str
+    kernels: Kernels = "auto"
+    varying: set[str] = field(default_factory=set, compare=False)
+    """Operations that were met and have no deterministic kernel."""
+    say: Callable[[str], None] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        """The fastest kernels have other bits from start to start."""
+        if self.kernels == "fastest" and KINDS[self.device_type].has_kernel_choice:
+            self._meet("train.deterministic=false")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -41,6 +50,15 @@ class Precision:
         dtype = torch.bfloat16 if self.name == "bf16" else torch.float16
         return torch.autocast(self.device_type, dtype=dtype, cache_enabled=False)
 
+    def _meet(self, operation: str) -> None:
+        """An operation has no deterministic kernel."""
+        if operation not in self.varying and self.say is not None:
+            is_choice = operation.startswith("train.")
+            why = "takes the fastest kernels" if is_choice else "has no deterministic kernel"
+            advice = "" if is_choice else " (train.deterministic=true refuses it)"
+            self.say(f"{operation} {why}: the bits of this run may differ between starts{advice}")
+        self.varying.add(operation)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Set the process-wide switches of this precision, and set them back afterwards."""
@@ -48,7 +66,7 @@ class Precision:
         torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
         torch.set_default_dtype(self.dtype)
         try:
-            with deterministic_kernels(allow_tf32=self.name == "tf32"):
+            with chosen_kernels(self.device_type, self.name == "tf32", self.kernels, self._meet):
                 yield
         finally:
             torch.set_float32_matmul_precision(before[0])

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,6 +17,7 @@ from isoscale.errors import UserError
 from isoscale.observe.config import Observe
 from isoscale.parallel.config import Parallel
 from isoscale.system import devices as accelerator
+from isoscale.system.devices import Kernels
 
 
 @dataclass
@@ -63,6 +64,13 @@ class Decisions:
     """How gradients are added; `auto` until the size of the model is known."""
     first_world: int = 1
     """Ranks of the first start: a loader's batch is that of one of them."""
+    captures_own: bool = False
+    """Whether optimizers that the task configures run in the form that can be captured; in earlier versions not."""
+    kernels: Kernels = "by cuDNN"
+    """Which kernels a CUDA device takes, `auto` until the first step has shown what is possible; in earlier versions
+    those of cuDNN were deterministic, and others not."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "contiguous"
+    """How the weights of convolutions are stored, `auto` until the first step; in earlier versions as the task does."""
 
     @classmethod
     def make(cls, settings: Settings, world: int = 1, cores: int | None = None) -> "Decisions":
@@ -80,6 +88,9 @@ class Decisions:
             residency=settings.data.residency,
             reduce=settings.parallel.reduce,
             first_world=world,
+            captures_own=True,
+            kernels=_KERNELS[settings.train.deterministic],
+            memory_format="auto",
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,6 +101,10 @@ class Decisions:
     def from_dict(cls, values: dict[str, Any]) -> "Decisions":
         """From run.json."""
         return cls(**{**values, "optimizer": OptimizerPath(**values["optimizer"])})
+
+
+_KERNELS: dict[str, Kernels] = {"auto": "auto", "true": "strict", "false": "fastest"}
+"""By what `train.deterministic` says."""
 
 
 def threads_asked(settings: Settings) -> int | None:

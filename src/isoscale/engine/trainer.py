@@ -154,6 +154,7 @@ class Trainer:
             stack.enter_context(self.parts.precision.applied())
             stack.enter_context(self._stream())
             stack.callback(self.release)
+            stack.enter_context(self.parts.kernels.explained())
             stack.enter_context(explained(self.parts.accelerator, self.train.plan.batch_size))
             self._prepare_training()
             self._settle()
@@ -242,11 +243,12 @@ class Trainer:
         visibly = self.figures.distributions and self.plan.due(boundary).evaluate
         run = program.run_eagerly if guarded else program.run_visibly if visibly else program.run
         end = profile.end_of_trace(progress.step, boundary, self.plan.num_steps) if profile else None
-        if profile and end is not None:
-            with profile.traced():
-                progress.step = run(progress.step, end, self.agreed)
-        if progress.step != boundary and not self.agreed.stopped:
-            progress.step = run(progress.step, boundary, self.agreed)
+        with self.parts.kernels.in_steps():
+            if profile and end is not None:
+                with profile.traced():
+                    progress.step = run(progress.step, end, self.agreed)
+            if progress.step != boundary and not self.agreed.stopped:
+                progress.step = run(progress.step, boundary, self.agreed)
         if profile:
             profile.settle()
         with timed(profile, "logging"):

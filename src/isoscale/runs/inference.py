@@ -23,6 +23,7 @@ from isoscale.engine.settings import Settings
 from isoscale.engine.splits import Split, SplitMaker
 from isoscale.engine.state.checkpoint import read
 from isoscale.engine.step.context import StepContext
+from isoscale.engine.step.kernels import store_channels_last
 from isoscale.engine.step.step import Forward
 from isoscale.engine.training_data import adapted
 from isoscale.engine.transforms import FittedStates, fitted
@@ -77,6 +78,8 @@ class _Application:
         )
         self.task = run.live_task(checkpoint)
         place(self.task, self.accelerator, self.precision, False, lambda text: None)
+        if same and decided.get("memory_format") == "channels_last":
+            store_channels_last(self.task)
         self._is_handed = data is not None
         if self._is_handed:
             self.settings = for_other_data(self.settings)

@@ -1,20 +1,26 @@
 """Devices: all that differs between cpu, cuda, xpu and mps, a class for each kind; nobody else asks torch for it."""
 
 import os
+import re
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from isoscale.errors import UserError
 from isoscale.system.machine import total_memory
+
+Kernels = Literal["auto", "strict", "lenient", "fastest", "by cuDNN"]
+"""Deterministic ones: wherever torch has them (auto, lenient), or none besides. The fastest ones. Deterministic ones of
+cuDNN and others of torch."""
 
 
 class Accelerator:
@@ -30,6 +36,8 @@ class Accelerator:
     has_fused: ClassVar[bool] = True
     """Whether torch has fused kernels of optimizers for it."""
     has_tf32: ClassVar[bool] = False
+    has_kernel_choice: ClassVar[bool] = False
+    """Whether there are deterministic kernels and others."""
     has_float64: ClassVar[bool] = True
 
     def __init__(self, device: torch.device) -> None:
@@ -61,6 +69,11 @@ class Accelerator:
     def memory_in_use(self) -> int:
         """Bytes in use now, where the device can tell; else the most so far."""
         return self.peak_memory
+
+    @property
+    def available_memory(self) -> int:
+        """Bytes that tensors can still take, as far as that can be told."""
+        return self.total_memory
 
     @property
     def name(self) -> str:
@@ -181,6 +194,7 @@ class Cuda(Numbered):
     can_capture = True
     copies_beside = True
     has_tf32 = True
+    has_kernel_choice = True
 
     @property
     def memory_in_use(self) -> int:
@@ -191,6 +205,12 @@ class Cuda(Numbered):
     def free_memory(self) -> int:
         """Bytes that nobody has taken."""
         return int(torch.cuda.mem_get_info(self.device)[0])
+
+    @property
+    def available_memory(self) -> int:
+        """Bytes that tensors can still take, in what torch holds already or beyond it."""
+        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return self.free_memory + int(held)
 
     @property
     def description(self) -> str:
@@ -354,6 +374,8 @@ def find(kind: str = "auto") -> Accelerator:
     available = [name for name in KINDS if is_available(name)]
     if kind == "auto":
         kind = available[0]
+    if kind == Cuda.kind:  # before cuBLAS is used: its products are then the same in every process
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if kind not in available:
         raise UserError(
             f"train.device is {kind}, but this machine offers {', '.join(available)}; use train.device=auto"
@@ -404,12 +426,65 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def deterministic_kernels(allow_tf32: bool) -> Iterator[None]:
-    """Let cuDNN choose its kernels in a way that a new process repeats, with or without TF32, for a while."""
+def chosen_kernels(kind: str, allow_tf32: bool, kernels: Kernels, varies: Callable[[str], None]) -> Iterator[None]:
+    """Let a device take such kernels for a while, with or without TF32; `varies` is told which operations have none.
+
+    Those of cuDNN are chosen in a way that a new process repeats, and not by their speed in this one.
+    """
     cudnn = torch.backends.cudnn
     before = cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
-    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = allow_tf32, True, False
+    is_fastest = kernels == "fastest"
+    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = allow_tf32, not is_fastest, is_fastest
+    has_choice = KINDS[kind].has_kernel_choice and kernels not in ("fastest", "by cuDNN")
+    try:
+        with _deterministic(varies) if has_choice else nullcontext(), strict_kernels(kernels == "strict"):
+            yield
+    finally:
+        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def _deterministic(varies: Callable[[str], None]) -> Iterator[None]:
+    """Take deterministic kernels where torch has them; `varies` is told of other operations."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    switches: Any = torch.utils.deterministic
+    fills, switches.fill_uninitialized_memory = switches.fill_uninitialized_memory, False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("default", message=".*does not have a deterministic implementation")
+            warnings.filterwarnings("default", message=".*defaults to a non-deterministic algorithm")
+            show = warnings.showwarning
+
+            def note(message: Any, *others: Any, **options: Any) -> None:
+                words = " does not have a deterministic implementation| defaults to a non-deterministic algorithm"
+                found = re.match(f"(.+?)(?:{words})", str(message))
+                if found is None:
+                    show(message, *others, **options)
+                else:
+                    varies(found[1])
+
+            warnings.showwarning = note
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        switches.fill_uninitialized_memory = fills
+
+
+@contextmanager
+def strict_kernels(is_wanted: bool) -> Iterator[None]:
+    """Refuse operations without a deterministic kernel for a while, where deterministic ones are taken at all."""
+    if not is_wanted or not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    before = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+        torch.use_deterministic_algorithms(True, warn_only=before)
+
+
+def be_lenient() -> None:
+    """Allow operations without a deterministic kernel after all."""
+    torch.use_deterministic_algorithms(True, warn_only=True)

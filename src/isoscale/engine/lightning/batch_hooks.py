@@ -1,7 +1,8 @@
 """Hooks around a batch (its start and end, what follows its transfer), for the tasks that define them."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,6 +48,9 @@ class AroundBatch:
         self._start = start
         self._end = end
         self._training = stage == "train"
+        self._is_replayed = False
+        self.has_ends = start is not None or end is not None
+        """Whether there is something to call before or after a step; what follows a transfer is part of it."""
         self.forget()
 
     def forget(self) -> None:
@@ -57,16 +61,33 @@ class AroundBatch:
 
     def __call__(self, batch: Any, batch_idx: int) -> Any:
         """Call the step method and what the task wants around it."""
-        if self._transfer is not None:
-            batch = self._transfer(batch, 0)
-        if self._start is not None and self._start(batch, batch_idx) == -1:
-            raise UserError("on_train_batch_start returned -1, to skip the rest of the epoch: use train.steps instead")
+        if self._is_replayed:
+            batch = self._transfer(batch, 0) if self._transfer is not None else batch
+        else:
+            batch = self.begin(batch, batch_idx)
         output = self.method(batch, batch_idx)
         if self._training and self._end is not None:
             self.batch, self.batch_idx, self.output = batch, batch_idx, _told(output)
         elif self._end is not None:
             self._end(output, batch, batch_idx)
         return output
+
+    def begin(self, batch: Any, batch_idx: int) -> Any:
+        """The batch after its transfer, of which the hook at the start has heard."""
+        if self._transfer is not None:
+            batch = self._transfer(batch, 0)
+        if self._start is not None and self._start(batch, batch_idx) == -1:
+            raise UserError("on_train_batch_start returned -1, to skip the rest of the epoch: use train.steps instead")
+        return batch
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """Issue a step that is captured: whoever replays it calls the hook at the start of each batch."""
+        self._is_replayed = True
+        try:
+            yield
+        finally:
+            self._is_replayed = False
 
 
 def _told(output: Any) -> Any:

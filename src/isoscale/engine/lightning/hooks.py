@@ -1,6 +1,7 @@
 """Hooks of a training step, for the tasks that define them; all others do not pass through here.
 
-The names and their order are those of a LightningModule. A hook runs on the host, so that such a step is not captured.
+The names and their order are those of a LightningModule. In a captured step, hooks between its parts are captured with
+it, as the code of the step itself is; those at its start and end are called for every replay.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,11 @@ from isoscale.engine.step.step import Step
 from isoscale.errors import UserError
 
 _OF_WHOLE_BATCHES = ("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward")
+ON_HOST = {
+    "optimizer_step": "let a scheduler of configure_optimizers set the learning rate",
+    "on_before_zero_grad": "on_before_optimizer_step sees the same gradients",
+}
+"""Hooks that a captured step cannot call, and what it can do instead."""
 _OF_UPDATES = ("on_before_zero_grad", "on_before_optimizer_step", "optimizer_step", "configure_gradient_clipping")
 
 
@@ -47,6 +53,7 @@ class HookedStep(Step):
         super().__post_init__()
         task = self.forward.task
         self._hooks = {name: getattr(task, name) for name in of_updates(task)}
+        self._logs_in_update = any(name in self._hooks for name in (*_OF_UPDATES, "on_after_backward"))
         self._old_gradients: list[Tensor | None] | None = None
         self._loss: Tensor | None = None
         self._clip = self.clip
@@ -59,6 +66,9 @@ class HookedStep(Step):
             self._old_gradients = [parameter.grad for parameter in self.parameters]
         self._batch_idx = batch_idx
         super().__call__(shards, number, batch_idx, *arguments)
+        if self._logs_in_update:  # here, so that a captured step records it as well
+            count = sum(part.samples.shape[0] for shard in shards for part in shard)
+            self.forward.context.flush_together(count, self.reducer.ranks)
 
     def _scaled(self, loss: Tensor) -> Tensor:
         """The loss is known now, the gradients are not yet."""
@@ -124,9 +134,17 @@ class AfterStep:
 
     def __call__(self, step: int) -> None:
         """`step` steps are finished."""
+        self.move(step)
+        self.end(step)
+
+    def move(self, step: int) -> None:
+        """Count the steps, and move the schedulers that do."""
         self._view.finish(step)
         if self._configured is not None:
             self._configured.after_step(step)
+
+    def end(self, step: int) -> None:
+        """Call the hook at the end of a batch, whose update is made."""
         if self._end is not None and self._seen is not None:
             self._end(self._seen.output, self._seen.batch, self._seen.batch_idx)
             self._seen.forget()

@@ -206,12 +206,12 @@ def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
     inner: Callable[..., Any] = wrapped.__wrapped__  # type: ignore[attr-defined]
     ordinary = partial(inner, optimizer)
     if isinstance(optimizer, SGD) and optimizer.defaults["fused"] and optimizer.defaults["momentum"]:
-        return partial(_sgd_step, optimizer, ordinary)
+        return partial(sgd_step, optimizer, ordinary)
     is_fused_adam = type(optimizer) in (Adam, AdamW) and optimizer.defaults["fused"]
     return FusedAdam(optimizer, ordinary) if is_fused_adam else ordinary  # type: ignore[arg-type]
 
 
-def _sgd_step(optimizer: SGD, ordinary: Callable[[], Any]) -> None:
+def sgd_step(optimizer: SGD, ordinary: Callable[[], Any]) -> None:
     """The update of a fused SGD: its kernel wants momenta of all parameters or of none, and some are unfrozen later."""
     for group in optimizer.param_groups:
         moving = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -370,4 +370,6 @@ def _placed(optimizer: Optimizer, key: str, value: Any, parameter: Tensor) -> An
         return value
     group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
     on_host = key == "step" and not (group.get("fused") or group.get("capturable"))
+    if value.shape == parameter.shape and not on_host:  # in the memory format of the parameter, as kernels want it
+        return torch.empty_like(parameter, dtype=value.dtype).detach().copy_(value)
     return value.clone() if on_host else value.to(parameter.device, copy=True)

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from isoscale.errors import UserError
 
+NUM_REPEATS = 8
+"""Of steps whose bits are not always the same, to see how far they are apart."""
+
 
 class Stateful(Protocol):
     """Something that can be saved and restored: tensors, and JSON-able values beside them."""
@@ -71,18 +74,21 @@ class Registry:
         tensors, _ = self.state()
         return {f"{part}/{name}": tensor for part, group in tensors.items() for name, tensor in group.items()}
 
-    def snapshot(self) -> "Snapshot":
-        """Copies of all tensors, to put back after a rehearsal."""
-        return Snapshot(self.tensors())
+    def snapshot(self, room: int) -> "Snapshot":
+        """Copies of all tensors, to put back after a rehearsal; on the host if they take more bytes than `room`."""
+        tensors = self.tensors()
+        return Snapshot(tensors, on_host=sum(tensor.nbytes for tensor in tensors.values()) > room)
 
 
 class Snapshot:
     """Copies of live tensors."""
 
-    def __init__(self, live: dict[str, Tensor]) -> None:
+    def __init__(self, live: dict[str, Tensor], on_host: bool) -> None:
         """Copy `live` now."""
         self._addresses = {name: tensor.data_ptr() for name, tensor in live.items()}
-        self._copies = {name: tensor.clone() for name, tensor in live.items()}
+        self._copies = {
+            name: tensor.to("cpu", copy=True) if on_host else tensor.clone() for name, tensor in live.items()
+        }
 
     def restore(self, registry: Registry) -> None:
         """Put the copies back, in place."""
@@ -97,11 +103,50 @@ class Snapshot:
                 return f"it replaces the tensor {name} instead of updating it in place"
         return None
 
-    def difference(self, other: "Snapshot") -> str | None:
-        """The first tensor whose bits differ from those of another snapshot, or None."""
+    def difference(self, registry: Registry) -> str | None:
+        """The first tensor whose bits are not those of the snapshot any more, or None."""
+        live = registry.tensors()
         for name, copy in self._copies.items():
-            if name not in other._copies or not same_bits(copy, other._copies[name]):
+            if name not in live or not same_bits(copy, live[name].to(copy.device)):
                 return name
+        return None
+
+    def spread(self) -> "Spread":
+        """Compares this snapshot with several others of what should be the same."""
+        return Spread(self._copies)
+
+
+class Spread:
+    """How far several results of the same steps are apart, where their bits are not always the same."""
+
+    def __init__(self, judged: dict[str, Tensor]) -> None:
+        """`judged` is the result that may be no farther from the others than these are from each other."""
+        self._judged = judged
+        self._low: dict[str, Tensor] = {}
+        self._high: dict[str, Tensor] = {}
+
+    def add(self, registry: Registry) -> None:
+        """Take the tensors as they are now for one more result."""
+        for name, tensor in registry.tensors().items():
+            if name in self._judged:
+                value = as_real(tensor).to(self._judged[name].device)
+                self._low[name] = torch.minimum(self._low.get(name, value), value)
+                self._high[name] = torch.maximum(self._high.get(name, value), value)
+
+    def outside(self) -> str | None:
+        """The first tensor that is too far off: by more than the width of the others, and than rounding."""
+        for name, tensor in self._judged.items():
+            low, high, judged = self._low[name], self._high[name], as_real(tensor)
+            if not low.is_floating_point():
+                is_far = (judged < low) | (judged > high)
+            elif low.numel():
+                rounding = 4 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs()).max()
+                room = (high - low).max() + rounding
+                is_far = (judged < low - room) | (judged > high + room)
+            else:
+                continue
+            if bool(is_far.any()):
+                return f"{name} is farther off than {NUM_REPEATS} eager repeats are from each other"
         return None
 
 

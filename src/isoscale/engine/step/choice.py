@@ -13,8 +13,9 @@ from isoscale.data.sources import is_vectorised
 from isoscale.engine.assembly import Assembly
 from isoscale.engine.lightning import hooks
 from isoscale.engine.lightning import manual_optimization as manual
-from isoscale.engine.lightning.batch_hooks import AroundBatch, compiled
+from isoscale.engine.lightning.batch_hooks import compiled
 from isoscale.engine.lightning.module import TrainerView
+from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.splits import read_dataset
 from isoscale.engine.step.cuda_graph import GraphedProgram
@@ -24,8 +25,6 @@ from isoscale.engine.step.step import Forward, Step
 from isoscale.errors import UserError
 from isoscale.parallel.reduction import Reducer
 from isoscale.system.devices import Accelerator
-
-AUTO_STEPS_PER_LAUNCH = 50
 
 
 @dataclass
@@ -41,6 +40,8 @@ class ProgramMaker:
     view: TrainerView
     say: Callable[[str], None]
     reducer: Reducer
+    own_update: OwnUpdate | None = None
+    """By the task's own optimizer, where it can be captured."""
 
     def __post_init__(self) -> None:
         """What every program needs."""
@@ -104,30 +105,42 @@ class ProgramMaker:
     def _eager(self) -> EagerProgram:
         assert self.parts.step is not None
         launch = self.settings.train.steps_per_launch
-        fetched = None if is_vectorised(self.parts.train.source) else self._before_fetch
+        fetched = self._before_fetch if self._reads else None
         train = self.parts.train
         count = 1 if launch == "auto" else launch
         is_compiled = "compiled" in self.decided.program
         time = torch.zeros((), dtype=torch.int64, device=self.parts.accelerator.device) if is_compiled else None
         return EagerProgram(
-            self.parts.step, train.feed, train.plan, self._inputs, count, self._after_step, fetched, time
-        )
+            self.parts.step, train.feed, train.plan, self._inputs, count, self._after_step, fetched, time,
+            self._first_step,
+        )  # fmt: skip
+
+    def _first_step(self, run: Callable[[], None]) -> None:
+        parts = self.parts
+        parts.kernels.first_step(run, parts.registry, parts.train_context, parts.accelerator.available_memory // 2)
 
     def _graphed(self) -> GraphedProgram:
-        assert self.parts.step is not None
         launch, train = self.settings.train.steps_per_launch, self.parts.train
-        count = launch if isinstance(launch, int) else largest_divisor(self.settings.observe.every)
         return GraphedProgram(
-            self.parts.step, train.feed, train.plan, self._inputs, count, self.parts.registry, self.parts.accelerator,
-            lambda: self._prove(count), self._fall_back if self.settings.train.program == "auto" else None, self.view,
-            "compiled" in self.decided.program, self._after_step,
+            self._eager(), train.feed, train.plan, self._inputs, launch if isinstance(launch, int) else None,
+            self.settings.observe.every, self.parts.registry, self.parts.accelerator, self._prove,
+            self._fall_back if self.settings.train.program == "auto" else None, self.view,
+            "compiled" in self.decided.program, self._after_step, self._reads, self.parts.precision.varying,
         )  # fmt: skip
+
+    @property
+    def _reads(self) -> bool:
+        """Whether batches are read on the host, sample by sample or by a source that may draw random numbers."""
+        return not is_vectorised(self.parts.train.source)
 
     def _prove(self, count: int) -> None:
         """The first replay had the bits of eager execution."""
         if self.decided.program == "auto":
-            self._decide("graphed", "replayed steps match eager ones to the bit")
-            self.say(f"program: graphed, {count} steps per launch, because replayed steps match eager ones to the bit")
+            varying = self.parts.precision.varying
+            match = "are as near to eager ones as these are to each other" if varying else "match eager ones to the bit"
+            self._decide("graphed", f"replayed steps {match}")
+            several = f"{count} step{'s' * (count > 1)} per launch"
+            self.say(f"program: graphed, {several}, because replayed steps {match}")
 
     @property
     def _own_lr(self) -> bool:
@@ -137,28 +150,33 @@ class ProgramMaker:
     def _inputs(self) -> Inputs:
         tensor_lr = self.decided.optimizer.tensor_lr and not self._own_lr
         weights, device = self.settings.train.loss_weights, self.parts.accelerator.device
-        return Inputs(self.parts.rate, weights, self.num_steps, device, tensor_lr, self._own_lr)
+        return Inputs(self.parts.rate, weights, self.num_steps, device, tensor_lr, self._own_lr, self.own_update)
 
     def _cannot_capture(self) -> str | None:
         parts = self.parts
         assert parts.step is not None
-        names = hooks.of_updates(parts.task)
+        names = [name for name in hooks.of_updates(parts.task) if name in hooks.ON_HOST]
         if not parts.accelerator.can_capture:
             return f"{parts.accelerator.kind} devices cannot capture steps"
         ranks = self.reducer.ranks
         if not ranks.alone and (self.decided.reduce == "overlap" or ranks.backend == "gloo"):
             return "sums over ranks cannot be captured with parallel.reduce: overlap, or over Gloo"
-        if self._own_lr:
-            return "the task configures its own optimizer"
-        if not is_vectorised(parts.train.source):
-            return "the dataset is read sample by sample on the host"
-        if not self.decided.optimizer.tensor_lr:
+        if names:
+            return f"the task's hook {names[0]} runs on the host: {hooks.ON_HOST[names[0]]}"
+        if self._own_lr and self.own_update is None:
+            return "the run was begun by a version that did not capture optimizers which the task configures"
+        if self.own_update is not None and self.own_update.constant and self._is_moved_in_steps:
+            return f"a scheduler moves the task's own optimizer in every step, and {self.own_update.constant}"
+        if not self._own_lr and not self.decided.optimizer.tensor_lr:
             return "the optimizer cannot be captured: its class takes no argument capturable"
         if parts.precision.needs_scaler and parts.step.clip is not None:
             return "fp16 with clipping decides on the host; bf16 does not"
-        if names or isinstance(self.forward.compute, AroundBatch):
-            return f"the task's hooks ({', '.join(names or ['on_after_batch_transfer'])}) run on the host"
         return None
+
+    @property
+    def _is_moved_in_steps(self) -> bool:
+        configured = self.parts.configured
+        return configured is not None and any(entry["interval"] == "step" for entry in configured.schedulers)
 
     def _step(self) -> Step:
         parts = self.parts
@@ -172,6 +190,7 @@ class ProgramMaker:
         step = make(
             self.forward, self.optimizers, self.reducer, parts.train_context.recorder, parts.random,
             self.settings.train.clip, parts.ema, scaler, self._reseed, not self._own_lr, plan.size,
+            own_update=self.own_update,
         )  # fmt: skip
         parts.registry.register("latch", LatchState(step))
         policy = self.settings.train.nan
@@ -186,11 +205,6 @@ class ProgramMaker:
         seed = int(torch.randint(2**31, ()))
         python_random.seed(seed)
         np.random.seed(seed)
-
-
-def largest_divisor(log_every: int) -> int:
-    """The largest divisor of the logging interval that is not too large to capture."""
-    return max(count for count in range(1, AUTO_STEPS_PER_LAUNCH + 1) if log_every % count == 0)
 
 
 def reseeder(seed: int, accelerator: Accelerator) -> Callable[[int, int], None]:

@@ -1,6 +1,6 @@
 """Step programs: how the steps of a launch run. All of them give the same bits where they use the same kernels."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from isoscale.data.batches import Plan
 from isoscale.data.feeds.feed import Feed, Part
 from isoscale.engine.config import LossWeight
 from isoscale.engine.diagnose.profile import Profile
+from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.optim.schedules import LearningRate, loss_weight
 from isoscale.engine.step.step import Step
 from isoscale.system import devices
@@ -44,17 +45,39 @@ class Inputs:
     tensor_lr: bool
     own_lr: bool = False
     """Whether the task sets the learning rate itself."""
+    own: OwnUpdate | None = None
+    """The update by an optimizer of the task's own, where it can be captured."""
 
     def rates(self, start: int, count: int) -> list[Any]:
         """The learning rate of `count` steps: tensors where the optimizer takes them."""
         if self.own_lr:
             return [None] * count
         values = [self.rate(step) for step in range(start, start + count)]
-        return list(self.rate_tensor(values).unbind()) if self.tensor_lr else values
+        return list(self.sent(values).unbind()) if self.tensor_lr else values
 
-    def rate_tensor(self, values: list[float]) -> Tensor:
-        """Learning rates on the device."""
-        return self._sent(values)
+    def numbers(self, step: int) -> list[float]:
+        """What the update of a step is fed with: the learning rate, or all that a scheduler of the task's own moves."""
+        return [self.rate(step)] if self.own is None else self.own.read()
+
+    def rate_of(self, row: Tensor) -> Tensor | None:
+        """What a step is told of such numbers, on the device; nothing where they are constants."""
+        if self.own is None:
+            return row[0]
+        return None if self.own.constant else row
+
+    def record(self, start: int, count: int) -> Callable[[], list[list[float]]]:
+        """Note what eager steps are fed with from here on; whoever calls what is returned gets it, and ends that."""
+        own = self.own
+        if own is None:
+            return lambda: [self.numbers(step) for step in range(start, start + count)]
+        used: list[list[float]] = []
+        own.used = used
+
+        def end() -> list[list[float]]:
+            own.used = None
+            return used if not own.constant else [[]] * count
+
+        return end
 
     def weight_rows(self, start: int, count: int) -> Tensor:
         """Loss weights (count, terms) on the device."""
@@ -62,13 +85,14 @@ class Inputs:
             [loss_weight(weight, step, self.rate) for weight in self.weights.values()]
             for step in range(start, start + count)
         ]
-        return self._sent(rows).view(count, len(self.weights))
+        return self.sent(rows).view(count, len(self.weights))
 
     def named(self, row: Tensor) -> dict[str, Tensor]:
         """A row of loss weights by term."""
         return dict(zip(self.weights, row.unbind(), strict=True)) if self.weights else {}
 
-    def _sent(self, values: Any) -> Tensor:
+    def sent(self, values: Any) -> Tensor:
+        """Numbers on the device."""
         return devices.of(self.device).sent(torch.tensor(values, dtype=torch.float32))
 
 
@@ -85,15 +109,19 @@ class EagerProgram:
         after_step: Callable[[int], None] | None = None,
         before_fetch: Callable[[int], None] | None = None,
         time: Tensor | None = None,
+        first_step: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """Looks for interruptions every `steps_per_launch` steps; `after_step` is told the number of finished steps.
 
         `before_fetch` is told the number of the step whose samples are read next. `time` is a tensor to keep the step
-        number in: a compiled step would be compiled anew for every plain number.
+        number in: a compiled step would be compiled anew for every plain number. `first_step` makes the first step
+        that is handed to it.
         """
+        self._first_step = first_step
         self.profile: Profile | None = None
         self._time = time
-        self._parts = feed.parts if before_fetch is None else _told(before_fetch, feed.parts)
+        self.fetch = feed.parts if before_fetch is None else _told(before_fetch, feed.parts)
+        """Reads the parts of a step."""
         self._after_step = after_step
         self.step = step
         self._feed = feed
@@ -109,14 +137,38 @@ class EagerProgram:
             if offset % self._steps_per_launch == 0 and interrupted():
                 return number
             weights = {} if rows is None else self._inputs.named(rows[offset])
-            batch_idx = number % self._plan.steps_per_epoch
             if self.profile is not None:
                 self.profile.begin()
-            time = number if self._time is None else self._time.fill_(number)
-            self.step(self._parts(number), number, batch_idx, rates[offset], weights, time)
-            if self._after_step is not None:
-                self._after_step(number + 1)
+            self._issue(self.fetch(number), number, rates[offset], weights)
+            self.finish(number)
         return stop
+
+    def run_on(self, shards: list[list[Part]], number: int) -> None:
+        """Run one step on parts that are read already; what follows it is left to `finish`."""
+        if self.profile is not None:
+            self.profile.begin()
+        self._issue(shards, number, self._inputs.rates(number, 1)[0], self._weights(number))
+
+    def finish(self, number: int) -> None:
+        """What follows a step: schedulers, hooks."""
+        if self._after_step is not None:
+            self._after_step(number + 1)
+
+    def repeat(self, shards: list[list[Part]], number: int, numbers: list[float]) -> None:
+        """Run a step again with the numbers that it had before; nobody else hears of it."""
+        self._issue(shards, number, self._inputs.rate_of(self._inputs.sent(numbers)), self._weights(number))
+
+    def _weights(self, number: int) -> dict[str, Tensor]:
+        return self._inputs.named(self._inputs.weight_rows(number, 1)[0]) if self._inputs.weights else {}
+
+    def _issue(self, shards: list[list[Part]], number: int, rate: Any, weights: dict[str, Tensor]) -> None:
+        time = number if self._time is None else self._time.fill_(number)
+        batch_idx = number % self._plan.steps_per_epoch
+        if self._first_step is None:
+            self.step(shards, number, batch_idx, rate, weights, time)
+            return
+        self._first_step(lambda: self.step(shards, number, batch_idx, rate, weights, time))
+        self._first_step = None
 
     run_visibly = run_eagerly = run
 
@@ -169,11 +221,3 @@ class ManualProgram:
         return stop
 
     run_visibly = run_eagerly = run
-
-
-def launches(start: int, stop: int, steps_per_launch: int) -> Iterable[tuple[int, int]]:
-    """Cut steps into launches of `steps_per_launch`, and single ones for the rest: (start, count)."""
-    while stop - start >= steps_per_launch:
-        yield start, steps_per_launch
-        start += steps_per_launch
-    yield from ((step, 1) for step in range(start, stop))

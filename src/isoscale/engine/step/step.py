@@ -18,6 +18,7 @@ from isoscale.engine.metrics.losses import as_weighted_sum
 from isoscale.engine.metrics.weighted_sum import WeightedSum, as_total
 from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.optimizers import is_of_torch, listeners, plain_step, set_lr
+from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.optim.spread import Spread
 from isoscale.engine.precision import Precision
 from isoscale.engine.step.context import StepContext
@@ -59,10 +60,7 @@ class Forward:
 
     def __call__(self, part: Part, batch_idx: int) -> Any:
         """Transform, cast and run the task's step; what it logs is recorded."""
-        batch = part.batch
-        for transform in self.transforms:
-            batch = transform(batch)
-        batch = cast(batch, self.precision.dtype, self._as_stored)
+        batch = self.prepared(part)
         if self.mark is not None:
             self.mark("data")
         if self.precision.mixed:
@@ -74,6 +72,13 @@ class Forward:
         if self.mark is not None:
             self.mark("forward")
         return output
+
+    def prepared(self, part: Part) -> Batch:
+        """A part as the task's step gets it: transformed, and cast."""
+        batch = part.batch
+        for transform in self.transforms:
+            batch = transform(batch)
+        return cast(batch, self.precision.dtype, self._as_stored)
 
 
 def cast(batch: Batch, dtype: torch.dtype, as_stored: frozenset[str] = frozenset()) -> Batch:
@@ -159,6 +164,8 @@ class Step:
     """The number of samples in the batch of a step, on all ranks together."""
     overlap: Overlap | None = None
     """Adds up gradients while they are computed, instead of the reducer."""
+    own_update: OwnUpdate | None = None
+    """The update of an optimizer that the task configures itself, on a device that can capture it."""
 
     def __post_init__(self) -> None:
         """Find the parameters, and let a non-finite gradient stop every later update."""
@@ -179,7 +186,9 @@ class Step:
         self._size = 1
         self.reaches = False
         """Whether a loss so far had a gradient for one of the parameters that the optimizers have."""
-        self._steps = [plain_step(optimizer) if self.plain else optimizer.step for optimizer in self.optimizers]
+        self._steps: list[Callable[[], Any]] = [self.own_update] if self.own_update is not None else [
+            plain_step(optimizer) if self.plain else optimizer.step for optimizer in self.optimizers
+        ]  # fmt: skip
         self._may_draw = self.plain and not all(is_of_torch(type(optimizer)) for optimizer in self.optimizers)
 
     def __call__(
@@ -187,10 +196,12 @@ class Step:
     ) -> None:
         """Train on a batch.
 
-        `lr` is a number, a tensor, or None where the task sets its own; `time` is the step number as randomness sees
-        it: a tensor inside a capture.
+        `lr` is a number or a tensor. Where the task sets its own it is None, and inside a capture the row of numbers
+        that its optimizer takes. `time` is the step number as randomness sees it: a tensor inside a capture.
         """
-        if lr is not None:
+        if self.own_update is not None:
+            self.own_update.row = lr
+        elif lr is not None:
             for optimizer in self.optimizers:
                 set_lr(optimizer, lr)
         for parameter in self.parameters:
