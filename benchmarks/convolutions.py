@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from isoscale.engine.step.convolutions import MIN_GAIN, as_products, measure
+from isoscale.engine.step.convolutions import as_products
+from isoscale.engine.step.slow_convolutions import MIN_GAIN, measure
 from isoscale.system.devices import deterministic_kernels
 
 FORMATS = {"channels_last_3d": torch.channels_last_3d, "contiguous": torch.contiguous_format}

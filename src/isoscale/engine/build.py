@@ -194,7 +194,7 @@ def assemble(
             f"{lazy[0]} has no shape yet (a lazy module): call the network once on a batch, in __init__ or in setup"
         )
     is_automatic = getattr(task, "automatic_optimization", True)
-    kernels = KernelChoice(task, found, precision, decided, is_automatic, settings.train.deterministic == "true")
+    kernels = KernelChoice(task, found, precision, decided, is_automatic, settings.train.deterministic == "true", undo)
     configured = _configured(task, view)
     if configured and (settings.optimizer != Optimizer() or settings.schedule != Schedule()):
         say("the task configures its own optimizer: the recipe's optimizer and schedule are not used")

@@ -71,6 +71,8 @@ class Decisions:
     those of cuDNN were deterministic, and others not."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "contiguous"
     """How the weights of convolutions are stored, `auto` until the first step; in earlier versions as the task does."""
+    products: list[str] | None = field(default_factory=list)
+    """The names of convolutions that are computed as matrix products; None until the first step."""
 
     @classmethod
     def make(cls, settings: Settings, world: int = 1, cores: int | None = None) -> "Decisions":
@@ -91,6 +93,7 @@ class Decisions:
             captures_own=True,
             kernels=_KERNELS[settings.train.deterministic],
             memory_format="auto",
+            products=None,
         )
 
     def as_dict(self) -> dict[str, Any]:

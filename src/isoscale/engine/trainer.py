@@ -249,6 +249,9 @@ class Trainer:
                     progress.step = run(progress.step, end, self.agreed)
             if progress.step != boundary and not self.agreed.stopped:
                 progress.step = run(progress.step, boundary, self.agreed)
+        if self.parts.kernels.is_new and self.ranks.is_main:  # at once: it is not decided alike in every process
+            self._output.record(decided=self.decided.as_dict())
+        self.parts.kernels.is_new = False
         if profile:
             profile.settle()
         with timed(profile, "logging"):

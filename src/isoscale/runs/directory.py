@@ -93,7 +93,7 @@ class RunDirectory:
 
     def output(self, keep: int, metric_log: MetricLog | None) -> Output:
         """Where a training in this directory writes."""
-        return Output(self.checkpoints(keep), metric_log, self.path, self.check, self.trace)
+        return Output(self.checkpoints(keep), metric_log, self.path, self.check, self.trace, self.update)
 
     def _record_text(self) -> str:
         return json.dumps(self._written, indent=1) if self._written else ""

@@ -23,6 +23,7 @@ from isoscale.engine.settings import Settings
 from isoscale.engine.splits import Split, SplitMaker
 from isoscale.engine.state.checkpoint import read
 from isoscale.engine.step.context import StepContext
+from isoscale.engine.step.convolutions import as_products
 from isoscale.engine.step.kernels import store_channels_last
 from isoscale.engine.step.step import Forward
 from isoscale.engine.training_data import adapted
@@ -80,6 +81,7 @@ class _Application:
         place(self.task, self.accelerator, self.precision, False, lambda text: None)
         if same and decided.get("memory_format") == "channels_last":
             store_channels_last(self.task)
+            as_products(self.task, decided.get("products") or [])
         self._is_handed = data is not None
         if self._is_handed:
             self.settings = for_other_data(self.settings)

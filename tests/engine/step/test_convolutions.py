@@ -14,22 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isoscale.engine.step import convolutions
+from isoscale.engine.step import slow_convolutions as timing
 from isoscale.engine.step.convolutions import (
-    Call,
     Correlate,
     Gather,
     Geometry,
     Spread,
-    Times,
     as_products,
     blocks,
     convolution,
     is_eligible,
-    measure,
-    record_calls,
-    slow_convolutions,
     transposed_convolution,
 )
+from isoscale.engine.step.slow_convolutions import Call, Times, measure, record_calls, slow_convolutions
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 PLAIN = (functional.conv1d, functional.conv2d, functional.conv3d)
@@ -402,8 +399,8 @@ def test_slow_are_those_that_gain_half_and_matter(monkeypatch: pytest.MonkeyPatc
         asked.append(call)
         return times[call.weight_shape[0] if call.weight_shape[1] == 8 else 1]
 
-    monkeypatch.setattr(convolutions, "time_call", time_call)
-    monkeypatch.setattr(convolutions, "MIN_FLOP", 5_000)
+    monkeypatch.setattr(timing, "time_call", time_call)
+    monkeypatch.setattr(timing, "MIN_FLOP", 5_000)
     run = lambda: net(torch.randn(1, 1, 50))  # noqa: E731
     assert slow_convolutions(net, run) == ["1", "2"]  # the first is too small, the last gains too little
     assert [call.flop for call in asked] == sorted((call.flop for call in asked), reverse=True)

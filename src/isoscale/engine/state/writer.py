@@ -141,6 +141,8 @@ class Output:
     """Raises where the folder is not this process's any more."""
     trace: Path | None = None
     """Where a trace of some steps goes, where time is measured."""
+    record: Callable[..., None] = lambda **values: None
+    """Writes something down about the run."""
 
     @property
     def saver(self) -> Saver | None:

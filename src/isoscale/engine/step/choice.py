@@ -115,9 +115,9 @@ class ProgramMaker:
             self._first_step,
         )  # fmt: skip
 
-    def _first_step(self, run: Callable[[], None]) -> None:
+    def _first_step(self, run: Callable[[], Any], look: Callable[[], Any]) -> None:
         parts = self.parts
-        parts.kernels.first_step(run, parts.registry, parts.train_context, parts.accelerator.available_memory // 2)
+        parts.kernels.first_step(run, look, parts.registry, parts.train_context, self.reducer.ranks)
 
     def _graphed(self) -> GraphedProgram:
         launch, train = self.settings.train.steps_per_launch, self.parts.train

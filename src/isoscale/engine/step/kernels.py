@@ -1,12 +1,14 @@
 """Which kernels training steps take: fast ones that a new process chooses again.
 
 cuDNN can choose its kernels by timing them, but then the bits of a run hang on chance. Its rules choose well where the
-weights of convolutions are stored channels last, and there torch's deterministic kernels are as fast as others. Both
-are tried at the first step of a run, which is made again without what it does not allow; what is decided is kept.
+weights of convolutions are stored channels last; in three dimensions they sometimes do not, and matrix products take
+their place. Torch's deterministic kernels are taken as far as the task allows it. All that is tried at the first step
+of a run, which is made again without what it does not get along with; what is decided is kept.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,11 +18,15 @@ from isoscale.engine.settings import Decisions
 from isoscale.engine.state.module_state import ModuleSnapshot
 from isoscale.engine.state.registry import Registry
 from isoscale.engine.step.context import StepContext
+from isoscale.engine.step.convolutions import as_products
+from isoscale.engine.step.slow_convolutions import slow_convolutions
 from isoscale.errors import UserError
+from isoscale.parallel.collectives import Ranks
 from isoscale.system.devices import Accelerator, be_lenient, strict_kernels
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_IN_3D = (nn.Conv3d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d, *_IN_3D)
 _VIEW_ERROR = "view size is not compatible with input tensor's size and stride"
 _NO_KERNEL = "does not have a deterministic implementation"
 
@@ -39,22 +45,30 @@ class KernelChoice:
 
     def __init__(
         self, task: nn.Module, accelerator: Accelerator, precision: Precision, decided: Decisions, automatic: bool,
-        is_asked: bool,
+        is_asked: bool, undo: ExitStack,
     ) -> None:  # fmt: skip
         """With `is_asked`, the recipe demands deterministic kernels.
 
         Where the task updates its weights itself (not `automatic`) a step cannot be made again: nothing is tried.
         """
+        self.is_new = False
+        """Whether something was decided that nobody has written down yet."""
         self._task = task
+        self._accelerator = accelerator
         self._decided = decided
         self._is_asked = decided.kernels == "strict" and is_asked
-        is_fast_so = accelerator.has_kernel_choice and precision.name in ("tf32", "bf16", "fp16")
-        if decided.memory_format == "auto" and not (automatic and is_fast_so):
+        self._undo = undo
+        can_try = automatic and accelerator.has_kernel_choice
+        if decided.memory_format == "auto" and not (can_try and precision.name in ("tf32", "bf16", "fp16")):
             decided.memory_format = "contiguous"
-        if decided.kernels == "auto" and not (automatic and accelerator.has_kernel_choice):
+        if decided.kernels == "auto" and not can_try:
             decided.kernels = "lenient"
+        if decided.products is None and decided.memory_format == "contiguous":
+            decided.products = []
         if decided.memory_format != "contiguous":
             store_channels_last(task)
+        if decided.products:
+            undo.callback(as_products(task, decided.products))
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -82,29 +96,61 @@ class KernelChoice:
         with strict_kernels(self._decided.kernels in ("auto", "strict")):
             yield
 
-    def first_step(self, run: Callable[[], None], registry: Registry, context: StepContext, room: int) -> None:
-        """Make the first step of a run, again where it does not get along with what is tried."""
+    @property
+    def _is_open(self) -> bool:
         decided = self._decided
-        while "auto" in (decided.memory_format, decided.kernels):
-            before, as_it_was = registry.snapshot(room), ModuleSnapshot(self._task)
-            counted = list(context.recorder.counted)
+        return decided.products is None or "auto" in (decided.memory_format, decided.kernels)
+
+    def first_step(
+        self, run: Callable[[], Any], look: Callable[[], Any], registry: Registry, context: StepContext, ranks: Ranks
+    ) -> None:
+        """Make the first step of a run, again where it does not get along with what is tried.
+
+        `look` makes the forward pass alone.
+        """
+        decided = self._decided
+        while self._is_open:
+            before = registry.snapshot(self._accelerator.available_memory // 2)
+            as_it_was, counted = ModuleSnapshot(self._task), list(context.recorder.counted)
+            is_made = False
             try:
-                run()
-            except RuntimeError as error:
-                if decided.memory_format == "auto" and _VIEW_ERROR in str(error):
-                    decided.memory_format = "contiguous"
-                    store_channels_last(self._task, is_wanted=False)
-                elif decided.kernels == "auto" and _NO_KERNEL in str(error):
-                    decided.kernels = "lenient"
-                    be_lenient()
+                if decided.products is None:
+                    self._choose_products(look, ranks)
                 else:
-                    raise
+                    run()
+                    is_made = True
+                    decided.memory_format = (
+                        "channels_last" if decided.memory_format == "auto" else decided.memory_format
+                    )
+                    decided.kernels = "strict" if decided.kernels == "auto" else decided.kernels
+            except RuntimeError as error:
+                self._give_up(error)
+            if not is_made:
                 as_it_was.restore(self._task)
                 before.restore(registry)
                 context.forget()
                 context.recorder.counted = counted + [0.0] * (len(context.recorder.counted) - len(counted))
-                continue
-            decided.memory_format = "channels_last" if decided.memory_format == "auto" else decided.memory_format
-            decided.kernels = "strict" if decided.kernels == "auto" else decided.kernels
-            return
+            self.is_new = True
+            if is_made:
+                return
         run()
+
+    def _choose_products(self, look: Callable[[], Any], ranks: Ranks) -> None:
+        """Compute the convolutions as matrix products that are much faster so, on the first rank's device."""
+        has_any = any(isinstance(module, _IN_3D) for module in self._task.modules())
+        names = slow_convolutions(self._task, look) if has_any else []
+        self._decided.products = ranks.broadcast(names, "convolutions as matrix products") if has_any else []
+        if self._decided.products:
+            self._undo.callback(as_products(self._task, self._decided.products))
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """Do without what a step has refused."""
+        decided = self._decided
+        if decided.memory_format == "auto" and _VIEW_ERROR in str(error):
+            decided.memory_format = "contiguous"
+            store_channels_last(self._task, is_wanted=False)
+        elif decided.kernels == "auto" and _NO_KERNEL in str(error):
+            decided.kernels = "lenient"
+            be_lenient()
+        else:
+            raise error

@@ -109,13 +109,13 @@ class EagerProgram:
         after_step: Callable[[int], None] | None = None,
         before_fetch: Callable[[int], None] | None = None,
         time: Tensor | None = None,
-        first_step: Callable[[Callable[[], None]], None] | None = None,
+        first_step: Callable[[Callable[[], Any], Callable[[], Any]], None] | None = None,
     ) -> None:
         """Looks for interruptions every `steps_per_launch` steps; `after_step` is told the number of finished steps.
 
         `before_fetch` is told the number of the step whose samples are read next. `time` is a tensor to keep the step
         number in: a compiled step would be compiled anew for every plain number. `first_step` makes the first step
-        that is handed to it.
+        that is handed to it, beside its forward pass alone.
         """
         self._first_step = first_step
         self.profile: Profile | None = None
@@ -167,8 +167,11 @@ class EagerProgram:
         if self._first_step is None:
             self.step(shards, number, batch_idx, rate, weights, time)
             return
-        self._first_step(lambda: self.step(shards, number, batch_idx, rate, weights, time))
-        self._first_step = None
+        first_step, self._first_step = self._first_step, None
+        first_step(
+            lambda: self.step(shards, number, batch_idx, rate, weights, time),
+            lambda: self.step.look(shards, number, batch_idx, time),
+        )
 
     run_visibly = run_eagerly = run
 

@@ -231,6 +231,13 @@ class Step:
             self.nan_guard.end()
         self.mark("optimizer")
 
+    def look(self, shards: Shards, number: int, batch_idx: int, time: Any) -> None:
+        """The forward pass of one part alone, to see what it does."""
+        self.random.step = time
+        part = next((part for shard in shards for part in shard), None)
+        if part is not None:
+            self.terms(part, number, 0, batch_idx, {})
+
     def notice_listeners(self) -> None:
         """Let hooks be called that somebody has put on an optimizer since the step was made."""
         for number, optimizer in enumerate(self.optimizers):
