@@ -13,6 +13,7 @@ PACKAGE = Path(devices.__file__).parents[1]
 HOME = "system/devices.py"
 ELSEWHERE = {
     "engine/step/cuda_graph.py": "captures steps into CUDA graphs, which no other kind has",
+    "engine/step/graphed_evaluation.py": "captures evaluations into CUDA graphs",
     "engine/step/convolutions.py": "products of half precision with sums in float32, which only CUDA has",
     "engine/step/slow_convolutions.py": "times convolutions by CUDA events",
     "engine/config.py": "the kinds that a recipe may name",

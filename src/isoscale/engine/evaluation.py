@@ -1,6 +1,6 @@
 """Evaluation: every sample exactly once, metrics as (sum, weight) pairs, one read-back in the end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,10 +10,12 @@ from torch import Tensor
 
 from isoscale.data import rng
 from isoscale.data.batches import Plan
-from isoscale.data.feeds.feed import Feed
+from isoscale.data.feeds.feed import Feed, Part
+from isoscale.data.sources import is_vectorised
 from isoscale.engine.assembly import Assembly
 from isoscale.engine.boundaries import Planner
 from isoscale.engine.dataset_metrics import Asked, EvaluatedDataset, Interrupted, Occasion, evaluates_dataset, never
+from isoscale.engine.lightning.batch_hooks import AroundBatch
 from isoscale.engine.lightning.module import forget, is_lightning_module, remember
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.metrics import torchmetrics as metrics
@@ -27,6 +29,8 @@ from isoscale.engine.splits import Split, limited
 from isoscale.engine.state.module_state import ModuleSnapshot
 from isoscale.engine.state.progress import Progress
 from isoscale.engine.step.context import StepContext
+from isoscale.engine.step.cuda_graph import GraphedProgram
+from isoscale.engine.step.graphed_evaluation import GraphedEvaluation
 from isoscale.engine.step.step import Forward, loss_terms
 from isoscale.engine.stopping import Agreement
 from isoscale.errors import UserError
@@ -41,11 +45,11 @@ from isoscale.parallel.reduction import Reducer
 @rng.use(None)  # nothing is random in an evaluation: augmentation leaves its samples alone
 def evaluate(
     forward: Forward, feed: Feed, plan: Plan, interrupted: Callable[[], bool] = lambda: False,
-    reducer: Reducer | None = None,
+    reducer: Reducer | None = None, graphed: GraphedEvaluation | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """The means of the losses and metrics of a stage over its data, which ranks share out where there are several.
 
-    A reducer adds what they, or the shards of a batch, have recorded.
+    A reducer adds what they, or the shards of a batch, have recorded. `graphed` replays batches where it can.
     """
     context, task = forward.context, forward.task
     if interrupted():
@@ -59,16 +63,22 @@ def evaluate(
         # what a hook does at the start (swap weights, say), only that of the end takes back: then it is seen through
         hooks = [f"on_{_NAMES[context.name]}_{moment}" for moment in ("start", "epoch_start")]
         is_sealed = any(overrides(task, name) for name in hooks)
+        if graphed is not None:
+            graphed.begin()
         for batch_idx in range(plan.steps_per_epoch):
             if not is_sealed and interrupted():
                 go_back()
                 before.restore(task)
                 raise Interrupted
+            if graphed is not None:
+                terms |= graphed(batch_idx)
+                continue
             for shard, parts in enumerate(feed.parts(batch_idx)):
                 if parts and reducer is not None:
                     shards[shard] = context.recorder.begin_shard(shards.get(shard))
-                for part in parts:
-                    terms |= _record_loss(forward, forward(part, batch_idx), part.samples.shape[0])
+                terms |= _compute(forward, parts, batch_idx)
+        if graphed is not None:
+            graphed.end()
         call_hook(task, f"on_{_NAMES[context.name]}_epoch_end")
         context.flush(plan.num_samples)
         if reducer is not None:
@@ -99,6 +109,14 @@ def call_hook(task: Any, name: str) -> None:
     hook = getattr(task, name, None)
     if hook is not None:
         hook()
+
+
+def _compute(forward: Forward, parts: Iterable[Part], batch_idx: int) -> set[str]:
+    """Run the step of a stage on parts of a batch, and record its loss; returns the terms of it."""
+    terms: set[str] = set()
+    for part in parts:
+        terms |= _record_loss(forward, forward(part, batch_idx), part.samples.shape[0])
+    return terms
 
 
 def _record_loss(forward: Forward, output: Any, count: int) -> set[str]:
@@ -234,6 +252,7 @@ class Evaluations:
 
     def __post_init__(self) -> None:
         """What the task measures of all data together is measured besides."""
+        self._graphed: GraphedEvaluation | None = None
         self._whole = DatasetEvaluator(self.parts, self.plan, self.observers, self._reducer_of, self.shows)
 
     @property
@@ -249,13 +268,15 @@ class Evaluations:
             zero_grad()
         with self.parts.ema.swapped_in() if self.parts.ema else nullcontext():
             self.agreed.begin_evaluation()
-            values = self.measure("val", split, self.agreed.in_evaluation)
+            values = self.measure("val", split, self.agreed.in_evaluation, again=True)
         self.parts.train_context.enter()
         return values
 
-    def measure(self, stage: str, split: Split, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        """The values of the present weights on a split's data."""
-        values = self._means(stage, split, interrupted)
+    def measure(
+        self, stage: str, split: Split, interrupted: Callable[[], bool] = lambda: False, again: bool = False
+    ) -> dict[str, float]:
+        """The values of the present weights on a split's data; what is measured `again` and again may be captured."""
+        values = self._means(stage, split, interrupted, again)
         return {**values, **self._whole.after(stage, split, self.progress.step, interrupted)}
 
     def finish(self, split: Split) -> dict[str, float]:
@@ -285,9 +306,21 @@ class Evaluations:
         forget(self.parts.task)
         check_monitors(self.settings, [*values, "train/loss_epoch"], self.observers.note)
 
-    def _means(self, stage: str, split: Split, interrupted: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        forward = self.parts.forward(stage, self.loss_weights)
-        return evaluate(forward, split.feed, split.plan, interrupted, self._reducer_of(split))
+    def _means(
+        self, stage: str, split: Split, interrupted: Callable[[], bool] = lambda: False, again: bool = False
+    ) -> dict[str, float]:
+        reducer, forward = self._reducer_of(split), self.parts.forward(stage, self.loss_weights)
+        program = self.parts.program
+        can_capture = reducer is None and is_vectorised(split.source) and not isinstance(forward.compute, AroundBatch)
+        if self._graphed is None and again and can_capture and isinstance(program, GraphedProgram):
+            self._graphed = GraphedEvaluation(
+                forward, split, self.parts.accelerator, program.view, lambda: program.pool,
+                lambda shards, batch_idx: _compute(forward, (part for each in shards for part in each), batch_idx),
+            )  # fmt: skip
+        if not again or self._graphed is None:
+            return evaluate(forward, split.feed, split.plan, interrupted, reducer)
+        self._graphed.forward.loss_weights = self.loss_weights
+        return evaluate(self._graphed.forward, split.feed, split.plan, interrupted, graphed=self._graphed)
 
     def _reducer_of(self, split: Split) -> Reducer | None:
         whole = self.ranks.alone and split.plan.num_shards == 1

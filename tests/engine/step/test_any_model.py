@@ -13,6 +13,8 @@ from torch.utils.data import Dataset
 
 import isoscale
 from isoscale.errors import UserError
+from isoscale.runs.open import Given, open_run
+from isoscale.runs.session import Session
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -358,6 +360,20 @@ def test_shapes_that_change_in_every_step_are_said_in_one_line(tmp_path: Path) -
     assert run.summary()["step"] == 120
     if program(run) == "eager":
         assert "the shapes of batches change" in run.record["decided"]["why"]
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_an_evaluation_that_is_made_again_is_captured(ema: float | None, tmp_path: Path) -> None:
+    """Of 100 samples, 64 are one batch and 36 another."""
+    choice = recipe(evaluate="10 steps", ema=ema)
+    session = Session(open_run(choice, {}, tmp_path / "auto", Given(Own(_adam), data())))
+    session.train()
+    assert session.trainer is not None
+    graphed = session.trainer.evaluations._graphed
+    assert graphed is not None and graphed.refused is None
+    assert [each.proven for each in graphed._graphs.values()] == [True, True]
+    eager = fit(tmp_path / "eager", Own(_adam), program="eager", evaluate="10 steps", ema=ema)
+    assert history(isoscale.Run(tmp_path / "auto"))["val/loss"] == history(eager)["val/loss"]
 
 
 class Messages(isoscale.Task):

@@ -8,7 +8,7 @@ import builtins
 import linecache
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from isoscale import errors
 from isoscale.data.batches import Batch
@@ -32,26 +33,38 @@ _SCALARS = (int, float, complex, bool, type(None))
 class Conditions:
     """What a captured step holds as constants: where tensors are, modes, attributes, settings of the optimizers."""
 
-    def __init__(self, step: Step, epoch: int | None, read: set[str] | None = None) -> None:
+    def __init__(
+        self, task: Any, epoch: int | None, optimizers: Sequence[Optimizer] = (), fed: Sequence[str] = ()
+    ) -> None:
         """As they are now; the epoch is None where the step does not ask for it.
 
-        `read` are the attributes of the task that the step makes use of, all where it is None: others may change.
+        `fed` are the settings of the optimizers that are no constants.
         """
-        self.read = read
-        fed = ("params", *(("lr",) if step.own_update is None else step.own_update.fed))
+        self.read: set[str] | None = None
+        """The attributes of the task that the step makes use of; all where it is None. Others may change."""
         self.epoch = epoch
-        self._task, optimizers = step.forward.task, step.optimizers
+        self._task = task
         self._module = ModuleSnapshot(self._task, optimizers, MOST_COMPARED)
         self._places = [
             (name, id(tensor), tensor.data_ptr(), tuple(tensor.shape))
             for name, tensor in (*self._task.named_parameters(), *self._task.named_buffers())
         ]
         self._settings = [
-            [(key, id(value) if isinstance(value, Tensor) else value) for key, value in group.items() if key not in fed]
+            [
+                (key, id(value) if isinstance(value, Tensor) else value)
+                for key, value in group.items()
+                if key not in ("params", *fed)
+            ]
             for optimizer in optimizers
             for group in optimizer.param_groups
         ]
         self._listeners = [listeners(optimizer) for optimizer in optimizers]
+
+    @classmethod
+    def of(cls, step: Step, epoch: int | None) -> "Conditions":
+        """Of a training step."""
+        fed = ("lr",) if step.own_update is None else step.own_update.fed
+        return cls(step.forward.task, epoch, step.optimizers, fed)
 
     def difference(self, other: "Conditions") -> str | None:
         """What is not as it was, in words."""

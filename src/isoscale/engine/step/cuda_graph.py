@@ -122,7 +122,7 @@ class GraphedProgram:
         self._accelerator = accelerator
         self._proven = proven
         self._fall_back = fall_back
-        self._view = view
+        self.view = view
         self._is_compiled = is_compiled
         self._after_step = after_step
         self._reads = reads
@@ -145,6 +145,11 @@ class GraphedProgram:
         self._profile: Profile | None = None
         self.refused: str | None = None
         """Why training goes on eagerly, if it does."""
+
+    @property
+    def pool(self) -> Any:
+        """The memory of the graphs, which others may share: they are never replayed at once."""
+        return self._pool
 
     @property
     def profile(self) -> Profile | None:
@@ -184,8 +189,8 @@ class GraphedProgram:
         """Capture anew where somebody has changed the task or its optimizer since: a replay would not know."""
         if self._conditions is None or self.refused is not None:
             return
-        epoch = None if self._conditions.epoch is None else self._view.current_epoch
-        changed = self._conditions.difference(Conditions(self._step, epoch))
+        epoch = None if self._conditions.epoch is None else self.view.current_epoch
+        changed = self._conditions.difference(Conditions.of(self._step, epoch))
         if changed is None:
             return
         self._graphs.clear()
@@ -278,25 +283,24 @@ class GraphedProgram:
         """Capture a launch, put everything back, and run it eagerly."""
         before, reseed = self._snapshot(), self._step.reseed
         counted = list(self._step.recorder.counted)
-        conditions = Conditions(self._step, self._view.current_epoch)
-        self._view.read.clear()
+        conditions = Conditions.of(self._step, self.view.current_epoch)
+        self.view.read.clear()
         task = self._step.forward.task
         reads = nullcontext() if self._is_compiled else noted_reads(task)  # compiled code is for one class
         try:
-            with noted_prints(self._view.read), reads as read:
+            with noted_prints(self.view.read), reads as read:
                 self._graphs[key] = self._capture(number, count, shards)
             reason = before.replaced(self._registry) or self._frozen_in(conditions)
             conditions.read = read
         except Exception as error:  # whatever a user's step does that a capture does not allow
             reason = in_words(error)
-            # a capture that was broken off leaves the generator in the belief that it goes on
-            self._generator.graphsafe_set_state(torch.Generator(self._accelerator.device).graphsafe_get_state())
+            end_broken_capture(self._generator)
         conditions.put_back()
         epoch, conditions.epoch = conditions.epoch, None
         self._conditions = self._conditions or conditions
         if self._conditions.read is not None and conditions.read is not None:
             self._conditions.read |= conditions.read
-        if "current_epoch" in self._view.read:
+        if "current_epoch" in self.view.read:
             self._conditions.epoch = epoch
         reason = self._agreed(reason)
         if reason is not None:
@@ -312,12 +316,12 @@ class GraphedProgram:
 
     def _frozen_in(self, before: "Conditions") -> str | None:
         """What the capture has turned into a constant although it changes from step to step."""
-        changed = before.difference(Conditions(self._step, before.epoch))
+        changed = before.difference(Conditions.of(self._step, before.epoch))
         if changed is not None:
             return f"training_step changes {changed}, which a replay would not do again"
         if any(listeners(optimizer) for optimizer in self._step.optimizers):
             return "somebody has put hooks on the steps of the optimizer, which run on the host"
-        read = self._view.read
+        read = self.view.read
         if "global_step" in read:
             return "training_step reads self.global_step, which a replay would not see changing"
         if "batch_idx" in read:
@@ -359,7 +363,7 @@ class GraphedProgram:
             moment = captured.number + offset if keyed else 0
             batch_idx = (number + offset) % self._plan.steps_per_epoch
             if not self._is_compiled:
-                batch_idx = WatchedIndex(batch_idx, self._view.read)
+                batch_idx = WatchedIndex(batch_idx, self.view.read)
             if self._profile is not None:
                 self._profile.begin()
             rate = self._inputs.rate_of(captured.rates[offset])
@@ -392,7 +396,7 @@ class GraphedProgram:
         recorder = self._step.recorder
         recorder.counted = [total + more for total, more in zip(recorder.counted, captured.counted, strict=True)]
         if self._after_step is None:
-            self._view.finish(number + count)
+            self.view.finish(number + count)
             return
         self._after_step.move(number + count)
         if self._around is not None:
@@ -472,7 +476,7 @@ class GraphedProgram:
         rows: list[list[float]],
     ) -> str | None:  # fmt: skip
         """The first tensor of a replay that is farther from eager repeats than these are from each other."""
-        conditions, counted = Conditions(self._step, None), list(self._step.recorder.counted)
+        conditions, counted = Conditions.of(self._step, None), list(self._step.recorder.counted)
         spread = replayed.spread()
         for _ in range(NUM_REPEATS):
             before.restore(self._registry)
@@ -495,6 +499,11 @@ class GraphedProgram:
 def largest_divisor(log_every: int, most: int) -> int:
     """The largest divisor of the logging interval that is at most `most`."""
     return max(count for count in range(1, most + 1) if log_every % count == 0)
+
+
+def end_broken_capture(generator: torch.Generator) -> None:
+    """Give a generator a new state: a capture that was broken off leaves the old one in the belief that it goes on."""
+    generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
 
 
 def _drew_on_host() -> bool:
