@@ -481,8 +481,8 @@ FAULTS = [
         "augmentation and dropout",
         "a dataset that draws random numbers draws the same ones in every epoch",
         "data/samples.py",
-        "fold(fold(np.array(self._keys)[:, None], request.epochs.numpy()), indices.numpy())",
-        "fold(fold(np.array(self._keys)[:, None], 0 * request.epochs.numpy()), indices.numpy())",
+        "fold(fold(self._keys, epochs.numpy()), indices.numpy())",
+        "fold(fold(self._keys, 0 * epochs.numpy()), indices.numpy())",
     ),
     Fault(
         "augmentation and dropout",

@@ -113,6 +113,7 @@ class _Numpy:
     def restore(self, state: Any) -> None:
         if isinstance(state, tuple):
             np.random.set_state(pickle.loads(state[0]))
+            self._plain = b""
             return
         words = np.frombuffer(state, np.uint32)
         np.random.set_state(("MT19937", words[:_WORDS], int(words[_WORDS]), 0, 0.0))
