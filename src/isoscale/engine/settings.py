@@ -51,6 +51,7 @@ class Decisions:
 
     device: str
     threads: int
+    """Of a step; 0 until the size of its operations is known."""
     precision: str
     optimizer: OptimizerPath
     program: str
@@ -63,6 +64,10 @@ class Decisions:
     """How gradients are added; `auto` until the size of the model is known."""
     first_world: int = 1
     """Ranks of the first start: a loader's batch is that of one of them."""
+    cores: int = 0
+    """Threads of all that comes before the first step, where those of a step follow from its size."""
+    threads_why: str = ""
+    """Why so many threads, where that was not asked for."""
 
     @classmethod
     def make(cls, settings: Settings, world: int = 1, cores: int | None = None) -> "Decisions":
@@ -71,9 +76,12 @@ class Decisions:
         `cores` are those of the rank with the fewest, which must be able to do what is decided for all.
         """
         found = accelerator.find(settings.train.device)
+        asked, cores = threads_asked(settings), cores or _own_cores()
+        by_size = asked is None and found.kind == "cpu" and cores > 1
         return cls(
             device=found.kind,
-            threads=threads_asked(settings) or cores or _own_cores(),
+            threads=0 if by_size else asked or cores,
+            cores=cores if by_size else 0,
             precision=precision.resolve(settings.train.precision, found).name,
             optimizer=choose_path(settings.optimizer_class, found),
             program=settings.train.program,
@@ -93,7 +101,7 @@ class Decisions:
 
 
 def threads_asked(settings: Settings) -> int | None:
-    """What the recipe says, or OMP_NUM_THREADS; None where the number follows from the cores.
+    """What the recipe says, or OMP_NUM_THREADS; None where the number follows from the cores and the size of a step.
 
     Sums depend on the number of threads, and cores on how many ranks share them: where every bit has to be the same on
     any number of ranks, only the recipe can ask for more than one.
