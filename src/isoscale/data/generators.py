@@ -43,7 +43,7 @@ class Generator(Protocol):
 
 
 class _Python:
-    tells = ((random, "getstate"),)
+    tells: Sequence[tuple[ModuleType, str]] = ((random, "getstate"),)
 
     def __init__(self) -> None:
         self._owner: Any = getattr(random, "_inst", None)
@@ -75,10 +75,10 @@ class _Python:
 
 
 class _Numpy:
-    tells = ((np.random, "get_state"),)
+    tells: Sequence[tuple[ModuleType, str]] = ((np.random, "get_state"),)
 
     def __init__(self) -> None:
-        self._owner: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
+        self._owner: Any = np.random.mtrand._rand
         self._known: Any = self._owner._bit_generator
         self._address = self._known.ctypes.state_address
         self._plain = b""
@@ -121,7 +121,9 @@ class _Numpy:
 
 
 class _Torch:
-    tells = tuple((module, name) for module in (torch, torch.random) for name in ("get_rng_state", "initial_seed"))
+    tells: Sequence[tuple[ModuleType, str]] = [
+        (module, name) for module in (torch, torch.random) for name in ("get_rng_state", "initial_seed")
+    ]
 
     def seed(self, word: int) -> None:
         torch.default_generator.manual_seed(word)

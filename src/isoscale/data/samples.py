@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from isoscale.data.batches import Batch, tensors_of
 from isoscale.data.collate import collate
 from isoscale.data.feeds.feed import Part
 from isoscale.data.generators import GENERATORS, Generator, Watch
 from isoscale.data.hashing import derive_key, fold
-from isoscale.data.sources import DatasetSource, Source, Subset, default_collate, own_copy, whole
+from isoscale.data.sources import DatasetSource, Source, Subset, own_copy, whole
 
 MOST_NAMED = 8
 """Samples of a batch, in a message."""
