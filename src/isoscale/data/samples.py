@@ -5,10 +5,8 @@ thread, because sums in a dataset would change their last bits with the number o
 seen when the first batch is read; where a later one draws from another, its samples are read again.
 """
 
-import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,22 +121,19 @@ class SampleReader:
         self, indices: Tensor, epochs: Tensor, seeded: Collection[Generator], is_wanted: IsWanted | None,
         read: Callable[[int], Any] | None = None,
     ) -> list[Any]:  # fmt: skip
-        read = read or partial(operator.getitem, self._dataset)
-        wanted = indices.tolist()
+        dataset, wanted = self._dataset, indices.tolist()
         seeds: list[tuple[Callable[[int], None], Sequence[int]]] = []
         if seeded:
             low, high = np.asarray(fold(fold(self._keys, epochs.numpy()), indices.numpy())).tolist()
             seeds = [(each.seed, each.seeds(low, high)) for each in seeded]
         samples: list[Any] = []
         try:
-            if is_wanted is None and not seeds:
-                samples.extend(map(read, wanted))
-            for number, index in enumerate(wanted[len(samples) :]):
+            for number, index in enumerate(wanted):
                 if is_wanted is not None and not is_wanted(index):
                     raise Unwanted
                 for seed, words in seeds:
                     seed(words[number])
-                samples.append(read(index))
+                samples.append(dataset[index] if read is None else read(index))
         except Exception as error:
             error.add_note(f"while reading sample {wanted[len(samples)]} of {self.name}")
             raise
