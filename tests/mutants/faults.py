@@ -486,6 +486,20 @@ FAULTS = [
     ),
     Fault(
         "augmentation and dropout",
+        "a sample that is the first of all to draw gets numbers that follow from no seed",
+        "data/samples.py",
+        "            if watch.drawn <= self._drawn:\n                return batch",
+        "            if True:\n                return batch",
+    ),
+    Fault(
+        "augmentation and dropout",
+        "reading a dataset moves the generators of the training process",
+        "data/generators.py",
+        "if self._undo:",
+        "if False:",
+    ),
+    Fault(
+        "augmentation and dropout",
         "masks on the CPU are the same in every step",
         "data/rng.py",
         "pairs = [[fold(key, self.step) for key in _keys(self.seed, purpose)] for purpose in self._rows]",

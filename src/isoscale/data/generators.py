@@ -46,7 +46,7 @@ class _Python:
     tells: Sequence[tuple[ModuleType, str]] = ((random, "getstate"),)
 
     def __init__(self) -> None:
-        self._owner: Any = getattr(random, "_inst", None)
+        self._owner: Any = random._inst
         header = object.__basicsize__
         self._address = id(self._owner) + header
         self._in_memory = _random.Random.__basicsize__ - header >= _BYTES and self._numbers() == random.getstate()[1]
