@@ -30,7 +30,7 @@ def settle_threads(decided: Decisions, parts: Assembly, ranks: Ranks) -> None:
     """Decide between one thread and all cores, where nobody has; the first rank does it for all."""
     if not decided.threads:
         work = ranks.broadcast(typical_work(parts) if ranks.is_main else 0.0, "the size of a step")
-        size = f"operations of about {work / 1e6:.2g} MFLOP"
+        size = f"operations of about {max(0.01, work / 1e6):{',.0f' if work >= WORTH_THREADS else '.2g'}} MFLOP"
         if work < WORTH_THREADS:
             decided.threads, decided.threads_why = 1, f"{size} are too small for more"
         else:
@@ -39,9 +39,9 @@ def settle_threads(decided: Decisions, parts: Assembly, ranks: Ranks) -> None:
 
 
 def typical_work(parts: Assembly) -> float:
-    """Floating point operations of the operation that a typical one of them belongs to, in a step of a whole batch.
+    """Floating point operations of a typical operation, such as a matrix product, in a step of a whole batch.
 
-    Threads wait for each other after every operation: a hundred small ones are no better than one of them. They are
+    Threads wait for each other after every operation: a hundred small ones gain no more by them than one. They are
     counted while the task predicts for a few samples, and where it cannot, estimated from its layers.
     """
     counting = Counting()
@@ -49,10 +49,14 @@ def typical_work(parts: Assembly) -> float:
         look(parts, beside=counting)
     works = counting.works
     if not any(works):
-        with kept_generators():
+        with kept_generators(), suppress(Exception):  # samples that cannot be read are named when they are trained on
             works = [NUM_LOOKED_AT * work for work in _of_layers(parts)]
-    per_sample = sum(work * work for work in works) / max(1.0, sum(works)) / NUM_LOOKED_AT
-    return per_sample * parts.train.plan.batch_size
+    return typical(works) * parts.train.plan.batch_size / NUM_LOOKED_AT
+
+
+def typical(works: list[float]) -> float:
+    """The mean over all that is computed of the size of the operation that it belongs to."""
+    return sum(work * work for work in works) / max(1.0, sum(works))
 
 
 class Counting(TorchDispatchMode):
