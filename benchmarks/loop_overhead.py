@@ -1,10 +1,11 @@
-"""What the loop itself costs: a training step of a tiny network on a CPU, against a loop written by hand.
+"""What the loop itself costs: a training step of small networks on a CPU, against a loop written by hand.
 
-    python benchmarks/loop_overhead.py [--out FILE.md] [--repeats 25]
+    python benchmarks/loop_overhead.py [--out FILE.md] [--repeats 25] [--alone] [--case linear --case network …]
 
-Linear(8, 8), batch 8, fused Adam on every side, and the same duties: samples shuffled, loss accumulated, learning rate
-scheduled every step, both written to a file every 50 steps. Each figure is the difference of a long and a short
-training, so that start-up cancels out, in processor time of the process; sides are interleaved within each repeat.
+Fused Adam on every side, and the same duties: samples shuffled, loss accumulated, learning rate scheduled every step,
+both written to a file every 50 steps. Each figure is the difference of a long and a short training, so that start-up
+cancels out, in processor time of the process; sides are interleaved within each repeat. With `--alone`, Lightning is
+left out.
 """
 
 import argparse
@@ -18,6 +19,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,35 +32,63 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import isoscale
 
-NUM_ROWS, WIDTH, BATCH, EVERY, LR = 4096, 8, 8, 50, 1e-3
+NUM_ROWS, EVERY, LR = 4096, 50, 1e-3
 SHORT, LONG = 200, 2200
 
 
-def rows() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(NUM_ROWS, WIDTH, generator=generator) for _ in range(2))  # type: ignore[return-value]
+@dataclass
+class Case:
+    """A network, and the shapes of its samples."""
+
+    title: str
+    make: Callable[[], nn.Module]
+    batch: int
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(NUM_ROWS, *self.inputs, generator=generator)
+        return inputs, torch.randn(NUM_ROWS, *self.targets, generator=generator)
+
+    def network(self) -> nn.Module:
+        torch.manual_seed(0)
+        return self.make()
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(WIDTH, WIDTH)
+def _layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(91, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 11))
+
+
+def _convolutions() -> nn.Module:
+    layers = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+
+
+CASES = {
+    "linear": Case("Linear(8, 8), batch 8", lambda: nn.Linear(8, 8), 8, (8,), (8,)),
+    "network": Case("91-100-100-11, batch 40", _layers, 40, (91,), (11,)),
+    "convolutions": Case("two convolutions of 8 channels, 8×8 pixels, batch 32", _convolutions, 32, (1, 8, 8), (10,)),
+}
 
 
 def rate(step: int, num_steps: int) -> float:
     return LR * (1 - step / num_steps)
 
 
-def loop(num_steps: int, folder: Path, model: Any, optimizer: Any, backward: Callable[[Tensor], None]) -> None:
+def loop(
+    case: Case, num_steps: int, folder: Path, model: Any, optimizer: Any, backward: Callable[[Tensor], None]
+) -> None:
     """The loop that an expert would write."""
-    inputs, targets = rows()
+    inputs, targets = case.rows()
     total = torch.zeros((), dtype=torch.float64)
     position, order = NUM_ROWS, torch.empty(0)
     with (folder / "log.jsonl").open("w") as log:
         for step in range(num_steps):
-            if position + BATCH > NUM_ROWS:
+            if position + case.batch > NUM_ROWS:
                 position, order = 0, torch.randperm(NUM_ROWS)
-            index = order[position : position + BATCH]
-            position += BATCH
+            index = order[position : position + case.batch]
+            position += case.batch
             optimizer.param_groups[0]["lr"] = rate(step, num_steps)
             optimizer.zero_grad()
             loss = mse_loss(model(inputs[index]), targets[index])
@@ -69,46 +100,46 @@ def loop(num_steps: int, folder: Path, model: Any, optimizer: Any, backward: Cal
                 total.zero_()
 
 
-def by_hand(num_steps: int, folder: Path) -> None:
+def by_hand(case: Case, num_steps: int, folder: Path) -> None:
     """The loop with nothing around it."""
-    model = network()
-    loop(num_steps, folder, model, torch.optim.Adam(model.parameters(), lr=LR, fused=True), Tensor.backward)
+    model = case.network()
+    loop(case, num_steps, folder, model, torch.optim.Adam(model.parameters(), lr=LR, fused=True), Tensor.backward)
 
 
-def ours(num_steps: int, folder: Path) -> None:
+def ours(case: Case, num_steps: int, folder: Path) -> None:
     """isoscale, eager."""
-    inputs, targets = rows()
+    inputs, targets = case.rows()
     recipe = {
-        "data": {"batch_size": BATCH},
+        "data": {"batch_size": case.batch, "drop_last": True},
         "optimizer": {"name": "adam", "lr": LR},
         "schedule": {"name": "linear"},
         "train": {"steps": num_steps, "epochs": None, "program": "eager", "threads": 1},
         "checkpoint": {"every": "never"},
         "observe": {"every": EVERY, "tensorboard": 0, "level": "error"},
     }
-    task = isoscale.Supervised(network(), "mse")
+    task = isoscale.Supervised(case.network(), "mse")
     isoscale.Trainer(recipe, run=folder / "run").fit(task, {"input": inputs, "target": targets})
 
 
-def lightning_trainer(num_steps: int, folder: Path) -> None:
+def lightning_trainer(case: Case, num_steps: int, folder: Path) -> None:
     """Lightning's Trainer with the same duties, the rest off."""
     from lightning_side import Module, fit  # beside this file
 
-    module = Module(network(), mse_loss, LR, lambda step: rate(step, num_steps))
-    fit(module, DataLoader(TensorDataset(*rows()), BATCH, shuffle=True, drop_last=True), num_steps, "cpu", [])
+    module = Module(case.network(), mse_loss, LR, lambda step: rate(step, num_steps))
+    fit(module, DataLoader(TensorDataset(*case.rows()), case.batch, shuffle=True, drop_last=True), num_steps, "cpu", [])
 
 
-def fabric(num_steps: int, folder: Path) -> None:
+def fabric(case: Case, num_steps: int, folder: Path) -> None:
     """The same loop with Lightning Fabric around model, optimizer and backward."""
     from lightning.fabric import Fabric
 
     around = Fabric(accelerator="cpu")
-    model = network()
+    model = case.network()
     model, optimizer = around.setup(model, torch.optim.Adam(model.parameters(), lr=LR, fused=True))
-    loop(num_steps, folder, model, optimizer, around.backward)
+    loop(case, num_steps, folder, model, optimizer, around.backward)
 
 
-SIDES: dict[str, Callable[[int, Path], None]] = {
+SIDES: dict[str, Callable[[Case, int, Path], None]] = {
     "written by hand": by_hand,
     "isoscale, eager": ours,
     "Lightning Fabric": fabric,
@@ -146,9 +177,9 @@ def operations(side: Callable[[int, Path], None]) -> Counter[str]:
     return Counter({name: count - found[0][name] for name, count in found[1].items() if count > found[0][name]})
 
 
-def extra_operations() -> list[str]:
+def extra_operations(case: Case) -> list[str]:
     """What isoscale does besides the hand-written loop, and the other way round, per step."""
-    hand, own = operations(by_hand), operations(ours)
+    hand, own = operations(partial(by_hand, case)), operations(partial(ours, case))
     lines = [
         f"Tensor operations a step: {hand.total() / 500:.2f} by hand, {own.total() / 500:.2f} in isoscale.",
         "",
@@ -166,32 +197,44 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--case", action="append", choices=CASES)
     options = parser.parse_args()
-    import lightning
+    sides = {name: side for name, side in SIDES.items() if not (options.alone and "Lightning" in name)}
+    peer = ""
+    if not options.alone:
+        import lightning
 
+        peer = f", lightning {lightning.__version__}"
+        logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     torch.set_num_threads(1)  # processor time would count threads that only wait
-    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
-    times: dict[str, list[float]] = {name: [] for name in SIDES}
-    for repeat in range(options.repeats + 1):
-        for name, side in SIDES.items():
-            step = 1e6 * (seconds(side, LONG) - seconds(side, SHORT)) / (LONG - SHORT)
-            if repeat:  # the first one warms up
-                times[name].append(step)
     text = [
         "# What the loop costs",
         "",
         f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, one thread, "
-        f"Python {platform.python_version()}, torch {torch.__version__}, lightning {lightning.__version__}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}{peer}, "
         f"isoscale {isoscale.__version__}; {options.repeats} interleaved repeats of {LONG - SHORT} steps.",
         "",
-        "| side | µs a step (median) | min–max | against the hand-written loop (median of repeats) |",
-        "|---|---|---|---|",
     ]
-    for name, values in times.items():
-        ratio = statistics.median(a / b for a, b in zip(values, times["written by hand"], strict=True))
-        span = f"{min(values):.1f}–{max(values):.1f}"
-        text.append(f"| {name} | {statistics.median(values):.1f} | {span} | {ratio:.3f}× |")
-    text += ["", *extra_operations(), ""]
+    for case in (CASES[name] for name in options.case or CASES):
+        text += [
+            f"## {case.title}",
+            "",
+            "| side | µs a step (median) | min–max | against the hand-written loop (median of repeats) |",
+            "|---|---|---|---|",
+        ]
+        times: dict[str, list[float]] = {name: [] for name in sides}
+        for repeat in range(options.repeats + 1):
+            for name, side in sides.items():
+                one = partial(side, case)
+                step = 1e6 * (seconds(one, LONG) - seconds(one, SHORT)) / (LONG - SHORT)
+                if repeat:  # the first one warms up
+                    times[name].append(step)
+        for name, values in times.items():
+            ratio = statistics.median(a / b for a, b in zip(values, times["written by hand"], strict=True))
+            span = f"{min(values):.1f}–{max(values):.1f}"
+            text.append(f"| {name} | {statistics.median(values):.1f} | {span} | {ratio:.3f}× |")
+        text += ["", *extra_operations(case), ""]
     print("\n".join(text))
     if options.out:
         options.out.write_text("\n".join(text))

@@ -36,6 +36,7 @@ from isoscale.engine.step.choice import ProgramMaker, reseeder
 from isoscale.engine.step.context import StepContext, step_method
 from isoscale.engine.step.kernels import KernelChoice
 from isoscale.engine.step.step import Forward
+from isoscale.engine.threads import settle_threads
 from isoscale.engine.training_data import TrainingData, adapted
 from isoscale.engine.transforms import fit
 from isoscale.errors import UserError
@@ -74,7 +75,7 @@ def build(
 ) -> Built:  # fmt: skip
     """Bring task and data to the device and put a training together; `begin` sets the weights of a new run."""
     checks.check_task(task)
-    torch.set_num_threads(decided.threads)
+    torch.set_num_threads(decided.cores or decided.threads)
     found = accelerators.find(decided.device)
     precision = Precision(decided.precision, found.kind, _in_evaluations(settings, decided))
     num_shards = _num_shards(settings.parallel, ranks)
@@ -115,6 +116,7 @@ def build(
         if decided.reduce != "tree":
             undo.callback(synchronise(task, ranks))
             _check_share(task, train, decided, ranks)
+        settle_threads(decided, parts, ranks)
         return Built(parts, train, val, splits.has_test, plan, progress, num_shards, new_reducer, undo.pop_all())
 
 

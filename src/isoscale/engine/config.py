@@ -261,8 +261,9 @@ class Train(Config):
     """Save and exit with code 75 when this start has run for this long, such as "02:30:00"; a little earlier, so that
     the checkpoint is written in time. The end of a Slurm job is such a limit by itself."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
-    """CPU threads for tensor operations; auto takes the cores of the process, and 1 with `parallel.reduce: tree`, whose
-    bits must not depend on how many ranks share the cores. Decided at the first start and kept."""
+    """CPU threads for tensor operations; auto takes the cores of the process, but 1 on a CPU where the operations of a
+    step are too small to gain by more, and 1 with `parallel.reduce: tree`, whose bits must not depend on how many ranks
+    share the cores. Decided at the first start and kept."""
 
     @model_validator(mode="after")
     def _ends(self) -> "Train":

@@ -1,7 +1,7 @@
 """What a training shows besides numbers: its inputs, the distributions of its parameters, the results of its task."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from isoscale.parallel.collectives import ALONE, Ranks
 
 NUM_BINS = 64
 NUM_SHOWN = 16
+NUM_LOOKED_AT = 2
 
 
 class FigureWriter:
@@ -66,14 +67,18 @@ class FigureWriter:
             self._observers.notify(FiguresMade(step, epoch, shown))
 
 
-def look(parts: Assembly) -> Model:
-    """The model's layers, seen at work on two samples; a LightningModule's hooks are not called for that."""
+def look(parts: Assembly, beside: AbstractContextManager[Any] | None = None) -> Model:
+    """The model's layers, seen at work on a few samples; a LightningModule's hooks are not called for that.
+
+    Another one that looks may do so `beside`.
+    """
     forward = parts.forward("predict", {})
 
     def predict() -> None:
         try:
-            with parts.precision.applied():
-                forward.compute(_sample_of(parts, 2), 0)
+            batch = samples_of(parts, NUM_LOOKED_AT)
+            with parts.precision.applied(), beside or nullcontext():
+                forward.compute(batch, 0)
         finally:
             parts.train_context.enter()
 
@@ -84,11 +89,12 @@ def _inputs(parts: Assembly) -> dict[str, Figure]:
     """What the task shows of some training samples as the network sees them, augmentation included."""
     if not overrides(parts.task, "show_inputs"):
         return {}
-    batch = map_tensors(_sample_of(parts, NUM_SHOWN, parts.random), lambda tensor: tensor.cpu())
+    batch = map_tensors(samples_of(parts, NUM_SHOWN, parts.random), lambda tensor: tensor.cpu())
     return _named("train", parts.task.show_inputs(parts.train.source, batch))
 
 
-def _sample_of(parts: Assembly, count: int, random: StepRandom | None = None) -> Batch:
+def samples_of(parts: Assembly, count: int, random: StepRandom | None = None) -> Batch:
+    """The first samples of the training data, as the network sees them."""
     device, dtype = parts.accelerator.device, parts.precision.dtype
     return sample(parts.train.source, count, parts.transforms, device, dtype, random)
 

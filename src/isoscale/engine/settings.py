@@ -52,6 +52,7 @@ class Decisions:
 
     device: str
     threads: int
+    """Of a step; 0 until the size of its operations is known."""
     precision: str
     optimizer: OptimizerPath
     program: str
@@ -73,6 +74,10 @@ class Decisions:
     """How the weights of convolutions are stored, `auto` until the first step; in earlier versions as the task does."""
     products: list[str] | None = field(default_factory=list)
     """The names of convolutions that are computed as matrix products; None until the first step."""
+    cores: int = 0
+    """Threads of all that comes before the first step, where those of a step follow from its size."""
+    threads_why: str = ""
+    """Why so many threads, where that was not asked for."""
 
     @classmethod
     def make(cls, settings: Settings, world: int = 1, cores: int | None = None) -> "Decisions":
@@ -81,9 +86,12 @@ class Decisions:
         `cores` are those of the rank with the fewest, which must be able to do what is decided for all.
         """
         found = accelerator.find(settings.train.device)
+        asked, cores = threads_asked(settings), cores or _own_cores()
+        by_size = asked is None and found.kind == "cpu" and cores > 1
         return cls(
             device=found.kind,
-            threads=threads_asked(settings) or cores or _own_cores(),
+            threads=0 if by_size else asked or cores,
+            cores=cores if by_size else 0,
             precision=precision.resolve(settings.train.precision, found).name,
             optimizer=choose_path(settings.optimizer_class, found),
             program=settings.train.program,
@@ -111,7 +119,7 @@ _KERNELS: dict[str, Kernels] = {"auto": "auto", "true": "strict", "false": "fast
 
 
 def threads_asked(settings: Settings) -> int | None:
-    """What the recipe says, or OMP_NUM_THREADS; None where the number follows from the cores.
+    """What the recipe says, or OMP_NUM_THREADS; None where the number follows from the cores and the size of a step.
 
     Sums depend on the number of threads, and cores on how many ranks share them: where every bit has to be the same on
     any number of ranks, only the recipe can ask for more than one.

@@ -9,7 +9,7 @@ import torch
 
 from isoscale.data import rng
 from isoscale.data.feeds.device import DeviceFeed
-from isoscale.data.samples import kept_generators
+from isoscale.data.generators import kept_generators
 from isoscale.data.sources import Source
 from isoscale.engine import checks
 from isoscale.engine.assembly import Built

@@ -33,7 +33,7 @@ def start_rows(run: OpenedRun, trainer: Trainer) -> list[tuple[str, str]]:
     val = f", {len(trainer.val.source):,} validation" if trainer.val else ""
     batch = batch_words(plan.batch_size, run.ranks.world_size)
     return [
-        ("device", f"{parts.accelerator.description}{_of_visible(run, trainer)}"),
+        ("device", f"{parts.accelerator.description}{_of_visible(run, trainer)}{_why_threads(trainer)}"),
         *_ranks(run, trainer),
         ("precision", parts.precision.name),
         ("program", _program(trainer)),
@@ -65,6 +65,10 @@ def _ranks(run: OpenedRun, trainer: Trainer) -> list[tuple[str, str]]:
         *rank_rows(ranks.facts, decided.threads),
         *visible_rows(ranks.facts),
     ]
+
+
+def _why_threads(trainer: Trainer) -> str:
+    return f": {trainer.decided.threads_why}" if trainer.decided.threads_why else ""
 
 
 def _of_visible(run: OpenedRun, trainer: Trainer) -> str:

@@ -229,7 +229,8 @@ def _decided(record: Mapping[str, Any], settings: Settings) -> Decisions:
         accelerators.find(before.device)
     except UserError:
         anywhere = settings.train.model_copy(update={"device": "auto", "precision": "auto", "program": "auto"})
-        return replace(Decisions.make(replace(settings, train=anywhere)), threads=before.threads)
+        found = Decisions.make(replace(settings, train=anywhere))
+        return replace(found, threads=before.threads, cores=before.cores, threads_why=before.threads_why)
     return before
 
 

@@ -24,7 +24,7 @@ def owned(samples: Tensor, share: Share) -> Tensor:
     """The places (…, batch) of a batch, or of several, that belong to a share."""
     if len(share.rows) == 1:
         start, stop = share.rows[0]
-        return samples[..., start:stop]
+        return samples if (start, stop) == (0, samples.shape[-1]) else samples[..., start:stop]
     return torch.cat([samples[..., start:stop] for start, stop in share.rows] or [samples[..., :0]], dim=-1)
 
 

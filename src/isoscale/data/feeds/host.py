@@ -176,7 +176,11 @@ class HostFeed:
             size = self._plan.size(number)
             share = self._plan.share(size)
             samples = owned(self._window.read(place, size), share)
-            epochs = owned(torch.arange(place, place + size), share) // self._num_samples
+            first, last = place // self._num_samples, (place + size - 1) // self._num_samples
+            epochs = torch.full((size,), first)
+            if first != last:
+                epochs = torch.arange(place, place + size) // self._num_samples
+            epochs = owned(epochs, share)
             for shard in share.parts:
                 yield from (Request(samples[start:stop].clone(), epochs[start:stop]) for start, stop in shard)
 

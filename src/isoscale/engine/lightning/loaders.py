@@ -23,8 +23,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from isoscale.data.generators import kept_generators
 from isoscale.data.hashing import derive_key
-from isoscale.data.samples import kept_generators
 from isoscale.data.sources import Source, as_source
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.errors import UserError

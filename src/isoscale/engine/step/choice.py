@@ -1,13 +1,12 @@
 """Which step program a training runs, and why; the program and its step, put together."""
 
-import random as python_random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
+from isoscale.data.generators import NUMPY, PYTHON
 from isoscale.data.hashing import derive_key
 from isoscale.data.sources import is_vectorised
 from isoscale.engine.assembly import Assembly
@@ -203,8 +202,8 @@ class ProgramMaker:
         """Seed by the step what a task may draw from on the host: torch, numpy, random; samples have their own."""
         self._reseed(step, 255)
         seed = int(torch.randint(2**31, ()))
-        python_random.seed(seed)
-        np.random.seed(seed)
+        PYTHON.seed(seed)
+        NUMPY.seed(seed)
 
 
 def reseeder(seed: int, accelerator: Accelerator) -> Callable[[int, int], None]:

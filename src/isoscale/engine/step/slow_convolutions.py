@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isoscale.data.samples import kept_generators
+from isoscale.data.generators import kept_generators
 from isoscale.engine.step.convolutions import (
     TRANSPOSED,
     Geometry,
