@@ -139,7 +139,6 @@ def measure(task: nn.Module, compute: Callable[[Batch, int], Any], batch: Batch,
     devices = {each.device for each in task.parameters() if each.device.type != "cpu"}
     for keeps in (False, True):
         copy = map_tensors(batch, torch.clone)
-        found = Activations(task, copy, keeps)
         snapshot, go_back = ModuleSnapshot(task, copies=True), metrics.keep(task)
         state = ForwardState(list(task.modules()))
         with ExitStack() as undo:
@@ -149,6 +148,7 @@ def measure(task: nn.Module, compute: Callable[[Batch, int], Any], batch: Batch,
             for device in devices:
                 undo.enter_context(torch.random.fork_rng([device.index or 0], device_type=device.type))
             undo.enter_context(state.repeated())
+            found = Activations(task, copy, keeps)
             for module in task.modules():
                 if _is_called(module) and module is not task:
                     undo.callback(put_forward, module, vars(module).get("forward"))
@@ -211,14 +211,11 @@ def _outermost(module: nn.Module, wanted: set[nn.Module]) -> list[nn.Module]:
 
 
 def _is_called(module: nn.Module) -> bool:
-    plain = type(module).forward is not nn.Module.forward or "forward" in vars(module)
-    return plain and not isinstance(module, torch.jit.ScriptModule)
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def why_not(module: nn.Module) -> str | None:
     """Why a module cannot be computed again, in words."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return "is compiled (TorchScript)"
     if not _is_called(module):
         return f"is a {type(module).__name__}, which is never called itself"
     for name, part in module.named_modules():
@@ -258,6 +255,8 @@ def by_name(task: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
 
 
 def _writes_input(module: nn.Module) -> bool:
+    if isinstance(module, nn.Sequential):
+        return len(module) > 0 and _writes_input(module[0])
     return bool(getattr(module, "inplace", False)) and not list(module.children())
 
 
@@ -272,8 +271,9 @@ def _unknown(task: nn.Module, pattern: str, names: Iterable[str]) -> str:
 
 def _examples(task: nn.Module) -> list[str]:
     """Names of modules that could be computed again."""
-    fit = [name for name, module in task.named_modules() if name and why_not(module) is None]
-    return fit[:3] or ["model"]
+    names = {module: name for name, module in task.named_modules()}
+    fit = {module for module in names if why_not(module) is None}
+    return [names[module] for module in _outermost(task, fit)][:3] or ["model"]
 
 
 class Recompute:
