@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.nn.utils import parametrizations, spectral_norm
 from torchmetrics import MeanAbsoluteError, MeanMetric
@@ -124,7 +125,7 @@ def test_a_training_has_the_bits_that_it_has_without(variant: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reduce", ["flat", "tree"])
+@pytest.mark.parametrize("reduce", ["flat", "tree", "overlap"])
 def test_two_ranks_have_the_bits_that_they_have_without(reduce: str, tmp_path: Path) -> None:
     """Batch norms see the samples of both ranks, and ask each other only once for them."""
     options = {"data__batch_size": SAMPLES, "train__epochs": 2, "observe__every": 1, "parallel__reduce": reduce}
@@ -517,6 +518,32 @@ def test_what_is_measured_is_what_is_kept() -> None:
     assert all(torch.equal(each, before[name]) for name, each in task.state_dict().items())
     assert not any("forward" in vars(module) for module in task.modules())
     assert found.peak(()) == kept_bytes(task, values)
+
+
+class Tap(nn.Module):
+    """Notes memory that passes through it, where it is not put back with the module."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        PASSED.append(StorageWeakRef(values.untyped_storage()))
+        return values
+
+
+PASSED: list[StorageWeakRef] = []
+
+
+def test_the_pass_that_measures_keeps_nothing() -> None:
+    """It has to fit where a plain pass does not."""
+    alive: list[int] = []
+    task = nn.Sequential(*[nn.Linear(8, 8), nn.Tanh(), Tap()] * 10)
+
+    def compute(batch: Tensor, batch_idx: int) -> Tensor:
+        output = task(batch)
+        alive.append(sum(not each.expired() for each in PASSED))
+        return output
+
+    PASSED.clear()
+    activations.measure(task, compute, torch.randn(3, 8), 0)
+    assert len(PASSED) == 10 and alive == [1]
 
 
 def test_all_keeps_far_less_and_a_budget_is_kept() -> None:

@@ -5,6 +5,7 @@ pass. Of modules that are computed again only the inputs are kept, and one at a 
 """
 
 import difflib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -182,13 +183,12 @@ def best(found: Activations, task: nn.Module) -> list[nn.Module]:
         cut = _outermost(task, {module for module in fit if 0 < inside[module] <= largest})
         if found.peak(cut) < found.peak(chosen):
             chosen = cut
+    # what saves next to nothing costs time all the same
     most = found.peak(chosen) + WORTH * found.peak(())
-    for module in sorted(chosen, key=lambda each: inside[each]):  # what saves next to nothing costs time all the same
-        others = [each for each in chosen if each is not module]
-        if found.peak(others) > most:
-            break
-        chosen = others
-    return chosen
+    ordered = sorted(chosen, key=lambda each: inside[each])
+    spared = bisect_right(range(len(ordered)), most, key=lambda count: found.peak(ordered[count:])) - 1
+    left = set(ordered[max(spared, 0) :])
+    return [module for module in chosen if module in left]
 
 
 def within(found: Activations, modules: Sequence[nn.Module], budget: int) -> list[nn.Module]:
