@@ -320,12 +320,12 @@ class Recompute:
         own = {module: name for name, module in self._task.named_modules()}
         names = [own[module] for module in modules]
         takes = f"activations take {size(found.peak(modules))}" + (f" instead of {size(whole)}" if names else "")
-        if budget is not None and least > budget:
-            takes += f", more than the {self._wanted} of train.recompute: a larger train.accumulate makes them smaller"
-        elif budget is not None:
-            takes += f", within the {self._wanted} of train.recompute"
-        elif not names:
-            takes += ", and no module would save any of it: put several layers at a time into modules of their own"
+        if budget is not None:
+            takes += f", {'within' if least <= budget else 'more than'} the {self._wanted} of train.recompute"
+        if not names and (budget is None or least > budget):
+            takes += "; no module would save any of it: put several layers at a time into modules of their own"
+        elif budget is not None and least > budget:
+            takes += ": a larger train.accumulate makes them smaller"
         self._say(
             f"recompute: {f'{named(names)} ({_count(names)}) in the backward pass' if names else 'nothing'}, {takes}"
         )
