@@ -127,8 +127,8 @@ def main() -> None:
         f"# Activation checkpointing of a 3-D U-Net on {device}, {time.strftime('%Y-%m-%d')}",
         "",
         f"`python benchmarks/recompute.py --size {arguments.size} --width {arguments.width} --batch {arguments.batch} "
-        f"--steps {arguments.steps}`; torch {torch.__version__}, Python {platform.python_version()}. One training each; "
-        f"a time is the median of its last {NUM_WINDOWS} windows of {EVERY} steps.",
+        f"--steps {arguments.steps}`; torch {torch.__version__}, Python {platform.python_version()}. One training "
+        f"each, and a time is the median of its last {NUM_WINDOWS} windows of {EVERY} steps.",
         "",
         f"Activations as `train.recompute` measures them: {in_words(whole)} without, {in_words(least)} with `all`; the "
         f"budget is `{budget}`.",

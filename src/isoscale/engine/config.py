@@ -79,8 +79,8 @@ def parse_bytes(text: str) -> int | None:
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
-def _check_recompute(value: str | list[str] | None) -> str | list[str]:
-    if value is None or value == []:
+def _check_recompute(value: str | list[str]) -> str | list[str]:
+    if value == []:
         return "none"
     if isinstance(value, str) and value not in ("none", "all") and not parse_bytes(value):
         raise ValueError(
@@ -249,7 +249,10 @@ class Train(Config):
     """Steps the host hands to the device at a time. Never changes the result."""
     accumulate: Annotated[int, Field(ge=1, le=65536)] = 1
     """Cut each batch into this many micro-batches in time, to save memory."""
-    recompute: Annotated[str | list[str] | None, AfterValidator(_check_recompute)] = "none"
+    recompute: Annotated[
+        str | list[str], BeforeValidator(lambda value: "none" if value is None else value),
+        AfterValidator(_check_recompute),
+    ] = "none"  # fmt: skip
     """Activation checkpointing: compute activations again in the backward pass instead of keeping them, to save memory.
     none; all (the modules with which the least is kept); a list of modules such as [model.encoder.*, model.head]; or
     what the activations of a step may take on each device, such as "20 GB". Never changes the result."""

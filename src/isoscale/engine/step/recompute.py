@@ -181,7 +181,7 @@ class Recomputed:
             each.requires_grad for each in (*tensors, *self._module.parameters())
         ):
             return self._forward(*arguments, **options)
-        if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
             raise UserError(
                 f"{self.name} is called inside torch.func (grad, jacrev, hessian …), where nothing can be computed "
                 f"again: {_leave_out(self.name)}"
