@@ -683,6 +683,27 @@ def test_what_cannot_be_done_twice_is_refused(what: str, words: str) -> None:
         computed(lambda: Odd(what), [""])
 
 
+class _Greedy(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, values: Tensor) -> Tensor:
+        context.save_for_backward(values)
+        return values.square()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient * context.saved_tensors[0] + gradient * context.saved_tensors[0]
+
+
+class Greedy(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return _Greedy.apply(values)
+
+
+def test_a_function_that_reads_what_it_has_saved_twice_is_told_to_read_it_once() -> None:
+    with pytest.raises(UserError, match=r"reads ctx.saved_tensors more than once.*into a variable"):
+        computed(lambda: nn.Sequential(nn.Linear(6, 6), Greedy()), [""])
+
+
 def test_weights_that_change_before_the_backward_pass_are_refused() -> None:
     def update(module: nn.Module) -> None:
         with torch.no_grad():
@@ -757,7 +778,7 @@ def test_a_captured_step_has_the_bits_of_an_eager_one_and_of_none_computed_again
     for program in ("eager", "graphed"):
         for number, wanted in enumerate(WANTED if program == "graphed" else ["none", "all"]):
             path = tmp_path / f"{program}{number}"
-            run = fit(path, wanted, train__program=program, observe__every=5, **options)
+            run = fit(path, wanted, train__program=program, train__steps_per_launch=3, observe__every=3, **options)
             found[program, str(wanted)] = sha(run), timeless(run)
             assert run.record["decided"]["program"] == program
     assert all(each == found["eager", "none"] for each in found.values())

@@ -270,6 +270,11 @@ def differences_explained() -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
+        if "already unpacked" in str(error):
+            raise UserError(
+                "the backward method of an autograd.Function in a module of train.recompute reads ctx.saved_tensors "
+                "more than once, which torch allows only where nothing is computed again: read it once, into a variable"
+            ) from error
         raise UserError(
             "a module of train.recompute did something else when it was computed again in the backward pass "
             f"({str(error).splitlines()[0].removeprefix('torch.utils.checkpoint: ')}); it depends on something outside "
