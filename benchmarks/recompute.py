@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import isoscale
 from isoscale.engine.diagnose.memory import size as in_words
-from isoscale.engine.step.activations import best, measure
+from isoscale.engine.step.activations import best, measure, pieces_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EVERY = 4
@@ -80,8 +80,9 @@ def measured(width: int, edge: int, batch: int) -> tuple[int, int]:
     """Bytes that activations take: all of them, and with `all`."""
     made = task(width).to(DEVICE)
     rows = {name: tensor[:batch].to(DEVICE) for name, tensor in volumes(edge, batch).items()}
-    found = measure(made, made.training_step, rows, 0)
-    return found.peak(()), found.peak(best(found, made))
+    pieces = pieces_of(made)
+    found = measure(made, made.training_step, rows, 0, pieces)
+    return found.peak(()), found.peak(best(found, made, pieces))
 
 
 def trained(

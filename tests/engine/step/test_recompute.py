@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -507,7 +508,7 @@ def kept_bytes(module: nn.Module, values: Tensor) -> int:
 
 
 def found_in(task: nn.Module, values: Tensor) -> activations.Activations:
-    return activations.measure(task, lambda batch, _: task(batch), values, 0)
+    return activations.measure(task, lambda batch, _: task(batch), values, 0, {})
 
 
 def test_what_is_measured_is_what_is_kept() -> None:
@@ -542,7 +543,7 @@ def test_the_pass_that_measures_keeps_nothing() -> None:
         return output
 
     PASSED.clear()
-    activations.measure(task, compute, torch.randn(3, 8), 0)
+    activations.measure(task, compute, torch.randn(3, 8), 0, {})
     assert len(PASSED) == 10 and alive == [1]
 
 
@@ -551,7 +552,7 @@ def test_all_keeps_far_less_and_a_budget_is_kept() -> None:
     blocks = [nn.Sequential(*[nn.Linear(32, 32), nn.Tanh()] * 6) for _ in range(16)]
     task, values = nn.Sequential(nn.Linear(32, 32), *blocks), torch.randn(64, 32)
     found = found_in(task, values)
-    chosen, one = activations.best(found, task), 64 * 32 * 4
+    chosen, one = activations.best(found, task, {}), 64 * 32 * 4
     assert set(chosen) <= set(blocks) and len(chosen) >= 12
     assert found.peak(chosen) <= 24 * one < 0.3 * found.peak(())
     few = activations.within(found, chosen, budget := 40 * one)
@@ -562,14 +563,32 @@ def test_all_keeps_far_less_and_a_budget_is_kept() -> None:
     undo()
 
 
+def test_a_long_sequence_of_layers_is_computed_again_in_pieces(tmp_path: Path, capsys: Any) -> None:
+    runs = []
+    for wanted in ("none", "all"):
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Dropout(0.1)]
+        for _ in range(5):
+            layers += [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Dropout(0.1)]
+        task = isoscale.Supervised(nn.Sequential(*layers, nn.Conv2d(8, 1, 1)), "mse")
+        names = [name for name, _ in task.named_modules()]
+        runs.append(fit(tmp_path / wanted, wanted, task, train__epochs=1, observe__level="info"))
+        assert [name for name, _ in task.named_modules()] == names
+        assert not any("forward" in vars(module) for module in task.modules())
+    assert sha(runs[0]) == sha(runs[1]) and timeless(runs[0]) == timeless(runs[1])
+    said = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("recompute:"))
+    least, whole = (float(text) for text in re.findall(r"([\d.]+) [KM]iB", said))
+    assert "model[0:" in said and least < 0.6 * whole, said
+
+
 def test_a_unet_is_computed_again_in_blocks_and_not_as_a_whole() -> None:
     torch.manual_seed(0)
     task, values = nn.Sequential(UNet()), torch.randn(4, 1, 32, 32)
     names = {module: name for name, module in task.named_modules()}
     found = found_in(task, values)
-    chosen = [names[module] for module in activations.best(found, task)]
+    chosen = [names[module] for module in activations.best(found, task, {})]
     assert {"0.down", "0.up"} <= set(chosen) and "0" not in chosen
-    assert found.peak(activations.best(found, task)) < 0.75 * found.peak(())
+    assert found.peak(activations.best(found, task, {})) < 0.75 * found.peak(())
 
 
 def test_what_is_computed_again_and_how_much_it_takes_is_said(tmp_path: Path, capsys: Any) -> None:

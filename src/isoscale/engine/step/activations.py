@@ -5,6 +5,7 @@ pass. Of modules that are computed again only the inputs are kept, and one at a 
 """
 
 import difflib
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -25,12 +26,14 @@ from isoscale.engine.config import parse_bytes
 from isoscale.engine.diagnose.memory import size
 from isoscale.engine.metrics import torchmetrics as metrics
 from isoscale.engine.state.module_state import ModuleSnapshot
-from isoscale.engine.step.recompute import ForwardState, Recomputed, put_forward, version, wrap
+from isoscale.engine.step.recompute import ForwardState, InPieces, Recomputed, put_forward, version, wrap
 from isoscale.engine.step.untrained import named
 from isoscale.errors import UserError
 
 WORTH = 0.01
 """Share of all activations that is not worth computing more modules again."""
+FEWEST_LAYERS = 4
+"""Of an `nn.Sequential` that is looked at in pieces."""
 MOST_CUTS = 50
 """Ways through the tree of modules that are compared."""
 
@@ -44,6 +47,31 @@ class _Call:
     inputs: set[int] = field(default_factory=set)
     saves: set[int] = field(default_factory=set)
     """Tensors, by number, that are saved in it and not in a module that it calls."""
+
+
+Pieces = dict[nn.Module, dict[str, nn.Module]]
+"""Of every long `nn.Sequential`, by their names."""
+
+
+def pieces_of(task: nn.Module) -> Pieces:
+    """Every `nn.Sequential` of single layers, a few layers at a time: single ones save nothing, all together too much.
+
+    Their modules belong to nobody, and so change no name in the task.
+    """
+    found: Pieces = {}
+    for name, module in task.named_modules():
+        layers = list(module.children())
+        is_plain = type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
+        is_long = len(layers) == len(module._modules) >= FEWEST_LAYERS  # each of them once
+        if name and is_plain and is_long and not any(len(each._modules) for each in layers):
+            length = math.isqrt(len(layers))
+            starts = [0, *(start for start in range(length, len(layers), length) if not _writes_input(layers[start]))]
+            ends = [*starts[1:], len(layers)]
+            found[module] = {
+                f"{name}[{start}:{end}]": nn.Sequential(*layers[start:end])
+                for start, end in zip(starts, ends, strict=True)
+            }
+    return found
 
 
 class _Differentiated(Exception):
@@ -135,7 +163,9 @@ class Activations:
         return sum(self.sizes[number] for number in numbers)
 
 
-def measure(task: nn.Module, compute: Callable[[Batch, int], Any], batch: Batch, batch_idx: int) -> Activations:
+def measure(
+    task: nn.Module, compute: Callable[[Batch, int], Any], batch: Batch, batch_idx: int, pieces: Pieces
+) -> Activations:
     """Run a training step's forward pass once, and undo whatever it does."""
     devices = {each.device for each in task.parameters() if each.device.type != "cpu"}
     for keeps in (False, True):
@@ -150,10 +180,11 @@ def measure(task: nn.Module, compute: Callable[[Batch, int], Any], batch: Batch,
                 undo.enter_context(torch.random.fork_rng([device.index or 0], device_type=device.type))
             undo.enter_context(state.repeated())
             found = Activations(task, copy, keeps)
-            for module in task.modules():
+            for module in [*task.modules(), *(piece for each in pieces.values() for piece in each.values())]:
                 if _is_called(module) and module is not task:
+                    plain = InPieces(module, list(pieces[module].values())) if module in pieces else module.forward
                     undo.callback(put_forward, module, vars(module).get("forward"))
-                    object.__setattr__(module, "forward", partial(found.forward, module, module.forward))
+                    object.__setattr__(module, "forward", partial(found.forward, module, plain))
             undo.enter_context(saved_tensors_hooks(found.pack, found.unpack))
             try:
                 output = compute(copy, batch_idx)
@@ -172,7 +203,7 @@ def measure(task: nn.Module, compute: Callable[[Batch, int], Any], batch: Batch,
     raise AssertionError
 
 
-def best(found: Activations, task: nn.Module) -> list[nn.Module]:
+def best(found: Activations, task: nn.Module, pieces: Pieces) -> list[nn.Module]:
     """The modules with which activations take the least: outermost ones that save up to some size each."""
     inside = found.inside()
     fit = {module for module in inside if module is not task and why_not(module) is None} - found.writes_input
@@ -180,8 +211,8 @@ def best(found: Activations, task: nn.Module) -> list[nn.Module]:
     sizes = sizes[:: -(-len(sizes) // MOST_CUTS)] if sizes else []
     chosen: list[nn.Module] = []
     for largest in sizes:
-        cut = _outermost(task, {module for module in fit if 0 < inside[module] <= largest})
-        if found.peak(cut) < found.peak(chosen):
+        cut = _outermost(task, {module for module in fit if 0 < inside[module] <= largest}, pieces)
+        if found.peak(cut) <= found.peak(chosen):  # of several ways, the one with the fewest modules
             chosen = cut
     # what saves next to nothing costs time all the same
     most = found.peak(chosen) + WORTH * found.peak(())
@@ -202,11 +233,11 @@ def within(found: Activations, modules: Sequence[nn.Module], budget: int) -> lis
     return chosen
 
 
-def _outermost(module: nn.Module, wanted: set[nn.Module]) -> list[nn.Module]:
+def _outermost(module: nn.Module, wanted: set[nn.Module], pieces: Pieces | None = None) -> list[nn.Module]:
     """Those of `wanted` that are not inside of others of them, in the order of the tree; shared ones once."""
     found: dict[nn.Module, None] = {}
-    for child in module.children():
-        found.update(dict.fromkeys([child] if child in wanted else _outermost(child, wanted)))
+    for child in (pieces or {}).get(module, dict(module.named_children())).values():
+        found.update(dict.fromkeys([child] if child in wanted else _outermost(child, wanted, pieces)))
     return list(found)
 
 
@@ -290,7 +321,8 @@ class Recompute:
         self._agree = agree
         self._say = say
         self._wrapped: list[Recomputed] | None = None
-        self._undo: Callable[[], None] = lambda: None
+        self._undo = ExitStack()
+        self._pieces: Pieces = {}
         if isinstance(wanted, list):
             by_name(task, wanted)  # a name that is not known is refused before anything else is done
         elif not getattr(task, "automatic_optimization", True):
@@ -302,9 +334,16 @@ class Recompute:
     def __call__(self, batch: Batch, batch_idx: int) -> Any:
         """Run the step method."""
         if self._wrapped is None:
-            names = dict.fromkeys(self._agree(self._chosen(batch, batch_idx)))
+            self._pieces = {} if isinstance(self._wanted, list) else pieces_of(self._task)
+            names = self._agree(self._chosen(batch, batch_idx))
             modules = dict(self._task.named_modules(remove_duplicate=False))
-            self._wrapped, self._undo = wrap({name: modules[name] for name in names})
+            for module, own in self._pieces.items():
+                if own.keys() & set(names):
+                    modules.update(own)
+                    object.__setattr__(module, "forward", InPieces(module, list(own.values())))
+                    self._undo.callback(put_forward, module, None)
+            self._wrapped, undo = wrap({name: modules[name] for name in names})
+            self._undo.callback(undo)
         return self._compute(batch, batch_idx)
 
     def _chosen(self, batch: Batch, batch_idx: int) -> list[str]:
@@ -312,18 +351,19 @@ class Recompute:
             names = list(by_name(self._task, self._wanted))
             self._say(f"recompute: {named(names)} ({_count(names)}) in the backward pass")
             return names
-        found = measure(self._task, self._compute, batch, batch_idx)
-        modules, budget = best(found, self._task), parse_bytes(self._wanted)
+        found = measure(self._task, self._compute, batch, batch_idx, self._pieces)
+        modules, budget = best(found, self._task, self._pieces), parse_bytes(self._wanted)
         whole, least = found.peak(()), found.peak(modules)
         if budget is not None and least <= budget:
             modules = within(found, modules, budget)
         own = {module: name for name, module in self._task.named_modules()}
+        own |= {piece: name for pieces in self._pieces.values() for name, piece in pieces.items()}
         names = [own[module] for module in modules]
         takes = f"activations take {size(found.peak(modules))}" + (f" instead of {size(whole)}" if names else "")
         if budget is not None:
             takes += f", {'within' if least <= budget else 'more than'} the {self._wanted} of train.recompute"
         if not names and (budget is None or least > budget):
-            takes += "; no module would save any of it: put several layers at a time into modules of their own"
+            takes += "; no module would save any of it: put a few layers at a time into modules of their own"
         elif budget is not None and least > budget:
             takes += ": a larger train.accumulate makes them smaller"
         self._say(
@@ -338,7 +378,7 @@ class Recompute:
             self._say(
                 f"train.recompute names {named(unused)}, never called with something to differentiate: it saved nothing"
             )
-        self._undo()
+        self._undo.close()
 
 
 def _count(names: Sequence[str]) -> str:

@@ -234,6 +234,25 @@ class Recomputed:
                 )
 
 
+class InPieces:
+    """The forward pass of an `nn.Sequential`, a few layers at a time."""
+
+    def __init__(self, module: nn.Module, pieces: Sequence[nn.Module]) -> None:
+        """Takes the place of `module.forward`."""
+        self._forward = module.forward
+        self._pieces = pieces
+
+    def __reduce__(self) -> Any:
+        """As for modules that are computed again."""
+        return _itself, (self._forward,)
+
+    def __call__(self, input: Any) -> Any:
+        """Run the layers."""
+        for piece in self._pieces:
+            input = piece(input)
+        return input
+
+
 def _itself(value: Any) -> Any:
     return value
 
