@@ -687,4 +687,33 @@ FAULTS = [
         "return steps / sum(width / rate for width, rate in windows if rate > 0)",
         "return sum(width * rate for width, rate in windows if rate > 0) / steps",
     ),
+    # ---------------------------------------------------------------------------------------- activation checkpointing
+    Fault(
+        "activation checkpointing",
+        "batch norms count a batch twice where they are computed again",
+        "engine/step/recompute.py",
+        "isinstance(module, _NormBase) or _is_small(each)",
+        "False",
+    ),
+    Fault(
+        "activation checkpointing",
+        "dropout draws other numbers when it is computed again",
+        "engine/step/recompute.py",
+        "undo.enter_context(self._random.repeated(self._position))",
+        "pass",
+    ),
+    Fault(
+        "activation checkpointing",
+        "what a module logs is logged once more in the backward pass",
+        "engine/step/context.py",
+        "if is_running():",
+        "if False:",
+    ),
+    Fault(
+        "activation checkpointing",
+        "the forward pass that measures keeps what it is to save",
+        "engine/step/activations.py",
+        "return tensor.detach() if self._keeps else None",
+        "return tensor.detach()",
+    ),
 ]

@@ -32,6 +32,7 @@ class StepRandom:
         self._rows: dict[str, int] = {}
         self._keys: Tensor | None = None
         self._words: Tensor | None = None
+        self._is_repeated = False
 
     @property
     def step(self) -> int | Tensor:
@@ -66,7 +67,8 @@ class StepRandom:
         A backward pass that computes the forward again (checkpointing) asks again for what the forward asked for.
         """
         count = self._uses.get(purpose, 0)
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1 and count:
+        in_backward = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+        if in_backward and count and not self._is_repeated:
             if count > 1:
                 raise ValueError(
                     f"{purpose!r} draws {count} times in a step and is computed again in the backward pass, which "
@@ -75,6 +77,22 @@ class StepRandom:
             return purpose
         self._uses[purpose] = count + 1
         return f"{purpose}#{count}" if count else purpose
+
+    def position(self) -> tuple[int | Tensor, Tensor | None, dict[str, int]]:
+        """Where the draws are, for `repeated`."""
+        return self._step, self._samples, dict(self._uses)
+
+    @contextmanager
+    def repeated(self, position: tuple[int | Tensor, Tensor | None, dict[str, int]]) -> Iterator[None]:
+        """Draw once more what was drawn from a position on; afterwards, the draws are where they were."""
+        before = self._step, self._samples, self._uses, self._words, self._is_repeated
+        self._step, self._samples, self._uses, self._is_repeated = *position[:2], dict(position[2]), True
+        if self._samples is not before[1] or self._step is not before[0]:
+            self._words = None
+        try:
+            yield
+        finally:
+            self._step, self._samples, self._uses, self._words, self._is_repeated = before
 
     def bits(self, purpose: str, shape: tuple[int, ...]) -> Tensor:
         """Random 32-bit words (batch, *shape) in int64, one stream for each sample."""

@@ -72,6 +72,29 @@ def _seconds(value: object) -> object:
 Duration = Annotated[float, Field(gt=0), BeforeValidator(_seconds)]
 
 
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int | None:
+    """ "20 GB" or "4 GiB" as a number of bytes; None where it is no such text."""
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        return None
+    power = " kmgt".index(match[2].lower() or " ")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def _check_recompute(value: str | list[str]) -> str | list[str]:
+    if value == []:
+        return "none"
+    if isinstance(value, str) and value not in ("none", "all") and not parse_bytes(value):
+        raise ValueError(
+            f'{value!r} is neither none, all nor an amount of memory such as "20 GB"; names of modules are a list: '
+            f"[{value}]"
+        )
+    return value
+
+
 class Group(OpenConfig):
     """Parameters that the optimizer treats in their own way. Further keys are arguments of the optimizer."""
 
@@ -235,6 +258,13 @@ class Train(Config):
     """Steps the host hands to the device at a time. Never changes the result."""
     accumulate: Annotated[int, Field(ge=1, le=65536)] = 1
     """Cut each batch into this many micro-batches in time, to save memory."""
+    recompute: Annotated[
+        str | list[str], BeforeValidator(lambda value: "none" if value is None else value),
+        AfterValidator(_check_recompute),
+    ] = "none"  # fmt: skip
+    """Activation checkpointing: compute activations again in the backward pass instead of keeping them, to save memory.
+    none; all (the modules with which the least is kept); a list of modules such as [model.encoder.*, model.head]; or
+    what the activations of a step may take on each device, such as "20 GB". Never changes the result."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """Largest norm of the whole gradient; longer gradients are scaled down to it."""
     nan: Literal["stop", "skip", "zero", "rollback"] = "stop"

@@ -3,7 +3,8 @@
 torch.nn.SyncBatchNorm does this on GPUs only; this one runs wherever a process group does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,33 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import Ranks
+
+Statistics = tuple[Tensor, Tensor, Tensor]
+"""Mean and variance of every channel, and the number of values, over all ranks."""
+_recorded: tuple[list[Statistics], ...] = ()
+_repeated: Iterator[Statistics] | None = None
+
+
+@contextmanager
+def recorded(statistics: list[Statistics]) -> Iterator[None]:
+    """Put the statistics of batch norms that are computed now into a list as well."""
+    global _recorded
+    before, _recorded = _recorded, (*_recorded, statistics)
+    try:
+        yield
+    finally:
+        _recorded = before
+
+
+@contextmanager
+def repeated(statistics: list[Statistics]) -> Iterator[None]:
+    """Take statistics that were recorded instead of asking all ranks once more."""
+    global _recorded, _repeated
+    before, _recorded, _repeated = (_recorded, _repeated), (), iter(statistics)
+    try:
+        yield
+    finally:
+        _recorded, _repeated = before
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
@@ -66,7 +94,9 @@ class _Normalise(torch.autograd.Function):
         context: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, ranks: Ranks
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values = input.double() if input.dtype == torch.float64 else input.float()
-        mean, variance, count = _statistics(values, ranks)
+        mean, variance, count = found = _statistics(values, ranks) if _repeated is None else next(_repeated)
+        for each in _recorded:
+            each.append(found)
         scale = torch.rsqrt(variance + eps)
         normalised = (values - _spread(mean, input)) * _spread(scale, input)
         context.save_for_backward(normalised, scale, weight, count)
@@ -93,7 +123,7 @@ class _Normalise(torch.autograd.Function):
         return of_input, None if weight is None else of_weight, None if weight is None else of_bias, None, None
 
 
-def _statistics(values: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+def _statistics(values: Tensor, ranks: Ranks) -> Statistics:
     """Mean, variance and number of values of every channel over all ranks, merged from those of each."""
     rest = _all_but_channels(values)
     count = values.numel() // values.shape[1]

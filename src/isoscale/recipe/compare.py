@@ -21,6 +21,7 @@ HARMLESS: tuple[KeyPath, ...] = (
     ("launch",),
     ("checkpoint",),
     ("train", "steps_per_launch"),
+    ("train", "recompute"),
     ("train", "stop_after"),
     ("parallel", "verify"),
     ("parallel", "timeout"),

@@ -21,8 +21,8 @@ def explained(accelerator: Accelerator, batch_size: int) -> Iterator[None]:
         raise UserError(
             f"out of memory on {accelerator.description}: {_asked(error)} was asked for, "
             f"{size(accelerator.memory_in_use)} of {size(accelerator.total_memory)} is in use by this run. Try "
-            f"train.accumulate=2 (or 4, 8; the same result from smaller micro-batches), data.residency=host, "
-            f"train.precision=bf16, or a batch smaller than "
+            f"train.recompute=all (the same result, in more time), train.accumulate=2 (or 4, 8; the same result from "
+            f"smaller micro-batches), data.residency=host, train.precision=bf16, or a batch smaller than "
             f"data.batch_size={batch_size}"
         ) from error
 

@@ -99,15 +99,18 @@ def _told(output: Any) -> Any:
     return output
 
 
-def compiled(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """A step method compiled; the hooks around it stay as they are."""
+def wrapped(
+    compute: Callable[..., Any], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """A step method inside something else; the hooks around it stay as they are."""
     if isinstance(compute, AroundBatch):
-        compute.method = _compiled(compute.method)
+        compute.method = wrap(compute.method)
         return compute
-    return _compiled(compute)
+    return wrap(compute)
 
 
-def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A step method compiled."""
     from torch._dynamo.exc import BackendCompilerFailed
 
     made = torch.compile(method, dynamic=False)

@@ -196,7 +196,8 @@ class ModuleSnapshot:
             owner = module.get_submodule(path[0])
             if path in self.attributes and path[1] != KIND:
                 attribute = self.attributes[path]
-                object.__setattr__(owner, path[1], attribute.value)  # the same object, then what was in it
+                if path[1] != EXTRA:
+                    object.__setattr__(owner, path[1], attribute.value)  # the same object, then what was in it
                 _give(owner, path[1], attribute.structure, self.tensors, None, _registered(module))
             elif path[1] in vars(owner):
                 del vars(owner)[path[1]]

@@ -12,11 +12,12 @@ from isoscale.data.sources import is_vectorised
 from isoscale.engine.assembly import Assembly
 from isoscale.engine.lightning import hooks
 from isoscale.engine.lightning import manual_optimization as manual
-from isoscale.engine.lightning.batch_hooks import compiled
+from isoscale.engine.lightning.batch_hooks import compiled, wrapped
 from isoscale.engine.lightning.module import TrainerView
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.splits import read_dataset
+from isoscale.engine.step.activations import Recompute
 from isoscale.engine.step.cuda_graph import GraphedProgram
 from isoscale.engine.step.ddp import Overlap
 from isoscale.engine.step.programs import EagerProgram, Inputs, ManualProgram, Program
@@ -56,6 +57,8 @@ class ProgramMaker:
 
     def make(self) -> Program:
         """The program; why it is not the fastest one, where it is not, is part of the decision."""
+        if self.settings.train.recompute != "none":
+            self._recompute(self.settings.train.recompute)
         if not getattr(self.parts.task, "automatic_optimization", True):
             self._decide("eager", "the task updates its weights itself (manual optimisation)")
             return self._manual()
@@ -64,7 +67,7 @@ class ProgramMaker:
         self.parts.step = self._step()
         why = self._cannot_capture()
         if "compiled" in self.decided.program:
-            self.forward.compute = compiled(self.forward.compute)
+            self.forward.compute = wrapped(self.forward.compute, compiled)
         ranks = self.reducer.ranks
         if self.decided.reduce == "overlap" and not ranks.alone:
             self.parts.step.overlap = Overlap(self.parts.task, self.forward.compute, ranks)
@@ -77,6 +80,27 @@ class ProgramMaker:
             raise UserError(f"train.program is {self.decided.program}, but {why}; use train.program=auto")
         self._decide("eager", why)
         return self._eager()
+
+    def _recompute(self, wanted: str | list[str]) -> None:
+        """Compute activations again in the backward pass."""
+        if "compiled" in self.decided.program:
+            raise UserError(
+                f"train.recompute needs the modules of a task, and train.program={self.decided.program} compiles them "
+                "away; use train.program=auto, or train.recompute=none: torch.compile decides what it computes again"
+            )
+        ranks = self.reducer.ranks
+        # where ranks add up inside the forward pass, all must do so equally often: there each has a part of every batch
+        together = self.decided.reduce != "tree" and self.parts.train.plan.smallest >= ranks.world_size
+
+        def agree(names: list[str]) -> list[str]:
+            return ranks.broadcast(names, "what is computed again") if together else names
+
+        def wrap(method: Callable[..., Any]) -> Recompute:
+            made = Recompute(self.parts.task, wanted, method, agree, self.say)
+            self.parts.undo.callback(made.undo)
+            return made
+
+        self.forward.compute = wrapped(self.forward.compute, wrap)
 
     def _decide(self, program: str, why: str) -> None:
         self.decided.program, self.decided.why = program, why

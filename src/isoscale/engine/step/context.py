@@ -13,6 +13,7 @@ from isoscale.engine.metrics import torchmetrics as metrics
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.metrics.losses import as_weighted_sum
 from isoscale.engine.metrics.weighted_sum import Tally
+from isoscale.engine.step.recompute import is_running
 from isoscale.engine.target_units import TargetUnits
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import Ranks
@@ -121,6 +122,8 @@ class StepContext:
 
         Lightning's display options change nothing here.
         """
+        if is_running():  # it was logged the first time
+            return
         if reduce_fx not in ("mean", None) and getattr(reduce_fx, "__name__", "") != "mean":
             raise UserError(f"log({name!r}, reduce_fx={reduce_fx!r}): isoscale adds (sum, weight) pairs, use 'mean'")
         unknown = set(shown) - _LIGHTNING_OPTIONS

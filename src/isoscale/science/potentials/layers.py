@@ -81,10 +81,11 @@ class _Curve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_x, of_slope = gradients
+        saved = ctx.saved_tensors  # once: where they are computed again, torch gives them once
         found: list[Tensor | None] = []
         last, ones = len(ctx.repeats) - 1, of_x.new_ones(len(of_x))
         for place in reversed(range(last + 1)):
-            x, slope, t, rise, weight, dt = ctx.saved_tensors[6 * place : 6 * place + 6]
+            x, slope, t, rise, weight, dt = saved[6 * place : 6 * place + 6]
             of_t, of_steep, of_dt = of_x, of_slope, None
             if dt is not None:
                 of_dt = (of_x * t).addcmul_(of_slope, _through_tanh(rise, t)).sum(0)
