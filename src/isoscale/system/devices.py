@@ -409,6 +409,11 @@ def are_in_use() -> bool:
     return torch.cuda.is_initialized() or torch.xpu.is_initialized()
 
 
+def is_capturing() -> bool:
+    """Whether what is given to the device now is captured, and not computed."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def visible_gpus() -> list[str]:
     """The GPUs that a process may be given by CUDA_VISIBLE_DEVICES, as that names them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")

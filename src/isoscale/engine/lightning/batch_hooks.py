@@ -49,6 +49,7 @@ class AroundBatch:
         self._end = end
         self._training = stage == "train"
         self._is_replayed = False
+        self.has_start = start is not None
         self.has_ends = start is not None or end is not None
         """Whether there is something to call before or after a step; what follows a transfer is part of it."""
         self.forget()

@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from isoscale.data.batches import Batch, map_tensors, tensors_of
-from isoscale.data.samples import kept_generators
+from isoscale.data.generators import kept_generators
 from isoscale.engine.config import parse_bytes
 from isoscale.engine.diagnose.memory import size
 from isoscale.engine.metrics import torchmetrics as metrics

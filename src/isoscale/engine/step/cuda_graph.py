@@ -181,16 +181,13 @@ class GraphedProgram:
             count = self._count if stop - number >= self._count else 1
             self._launch(number, count)
             number += count
-            if self._around is not None:
-                self._drop_outdated()  # a hook may have changed what the step reads
         return stop
 
     def _drop_outdated(self) -> None:
         """Capture anew where somebody has changed the task or its optimizer since: a replay would not know."""
         if self._conditions is None or self.refused is not None:
             return
-        epoch = None if self._conditions.epoch is None else self.view.current_epoch
-        changed = self._conditions.difference(Conditions.of(self._step, epoch))
+        changed = self._outdated()
         if changed is None:
             return
         self._graphs.clear()
@@ -200,6 +197,12 @@ class GraphedProgram:
         self._replayed = 0
         if self._in_vain >= MOST_IN_VAIN and self._fall_back is not None:
             self._refuse(f"the task changes {changed} too often between launches")
+
+    def _outdated(self) -> str | None:
+        """What has changed since the graphs were captured."""
+        assert self._conditions is not None
+        epoch = None if self._conditions.epoch is None else self.view.current_epoch
+        return self._conditions.difference(Conditions.of(self._step, epoch))
 
     def _warm_up(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
         """Train the first steps eagerly, and see what they draw random numbers from."""
@@ -247,6 +250,8 @@ class GraphedProgram:
         cannot be made in a capture. The next launch of a kind is captured and run eagerly, the one after it proven:
         a replay that only fits the batch it was captured at shows there. From then on, launches are replayed.
         """
+        if self._around is not None:
+            self._drop_outdated()  # a hook may have changed what the step reads
         shards = self._eager.fetch(number) if self._reads else None
         kind = self._plan.kind(number) if shards is None else signature(shards)
         captured = self._graphs.get((count, kind))
@@ -257,6 +262,9 @@ class GraphedProgram:
             self._try_capture((count, kind), number, count, shards)
         elif not captured.proven:
             self._prove(captured, number, count, shards)
+        elif self._around is not None and not self._begin(captured, number, shards):
+            with self._around.replayed():  # the hook at its start has been called
+                self._run_eagerly(number, count, shards)
         else:
             self._replay(captured, number, count, shards)
             self._replayed += 1
@@ -379,11 +387,8 @@ class GraphedProgram:
         used: list[list[float]] | None = None,
     ) -> None:  # fmt: skip
         """Replay a launch; with the rates `used` by its eager steps this is a rehearsal, of which no hook hears."""
-        if isinstance(captured.slot, ReadSlot) and shards is not None:
-            captured.slot.take(shards)
-        captured.slot.fill(number)
-        if self._around is not None and used is None:
-            self._begin(captured, number)
+        if used is not None or self._around is None or not self._around.has_start:  # else it is filled already
+            self._fill(captured, number, shards)
         rows = used if used is not None else self._rows(number, count)
         captured.rates.copy_(self._inputs.sent(rows))
         if captured.weights is not None:
@@ -404,13 +409,24 @@ class GraphedProgram:
             self._around.batch_idx = number % self._plan.steps_per_epoch
         self._after_step.end(number + count)
 
-    def _begin(self, captured: Captured, number: int) -> None:
-        """Let the hook at the start of a batch see it."""
+    def _fill(self, captured: Captured, number: int, shards: list[list[Part]] | None) -> None:
+        """Bring the samples of a launch to where the graph reads them."""
+        if isinstance(captured.slot, ReadSlot) and shards is not None:
+            captured.slot.take(shards)
+        captured.slot.fill(number)
+
+    def _begin(self, captured: Captured, number: int, shards: list[list[Part]] | None) -> bool:
+        """Let the hook at the start of a batch see it; whether the graph still holds after that."""
         assert self._around is not None
+        if not self._around.has_start:
+            return True
+        self._fill(captured, number, shards)
         self._reseed(number)
         part = next(part for shard in captured.slot.parts(0) for part in shard)
         self._step.random.step, self._step.random.samples = number, part.samples
         self._around.begin(self._step.forward.prepared(part), number % self._plan.steps_per_epoch)
+        self._drop_outdated()
+        return self._conditions is not None and self.refused is None
 
     def _reseed(self, number: int) -> None:
         """Let a step draw what it draws eagerly: a replay begins with the seed that the generator has."""
@@ -438,6 +454,9 @@ class GraphedProgram:
         torch.cuda.synchronize()
         eager_seconds = (time.perf_counter() - began) / count
         rows = used()
+        if self._around is not None and self._outdated() is not None:  # by the hook at the start of the batch
+            self._eager.finish(number)
+            return
         after, counted = self._snapshot(), list(self._step.recorder.counted)
         before.restore(self._registry)
         self._replay(captured, number, count, shards, rows)

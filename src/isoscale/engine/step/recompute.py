@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from isoscale.data import rng
-from isoscale.data.samples import kept_generators
+from isoscale.data.generators import kept_generators
 from isoscale.engine.state.module_state import MOST_COPIED, ModuleSnapshot
 from isoscale.errors import UserError
 from isoscale.parallel import batch_norm
+from isoscale.system import devices
 
 _MOST_COMPARED = 1000
 """Entries of a list that are looked at for changes."""
@@ -204,8 +205,8 @@ class Recomputed:
                 return self._forward(*arguments, **options)
 
         versions = [version(tensor) for tensor in tensors]
-        # the generators of a device may not be asked in a capture; a step that draws on them is not captured
-        preserve = not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+        # the generators of a device may not be asked in a capture; a step that draws on them is found out by its proof
+        preserve = not devices.is_capturing()
         output = checkpoint(run, *leaves, use_reentrant=False, preserve_rng_state=preserve)
         if versions != [version(tensor) for tensor in tensors]:
             raise UserError(
