@@ -19,8 +19,9 @@ from isoscale.engine.settings import Decisions
 from isoscale.parallel.collectives import Ranks
 
 WORTH_THREADS = 10e6
-"""Floating point operations that a typical operation of a step must have: two threads then gain a quarter or more, and
-with fewer hardly anything; beside other programs on the same cores, small ones lose a factor of 3 to 30."""
+"""Floating point operations that a typical operation of a step must have: two threads are then 1.3 to 1.8 times as fast
+as one on idle cores. With fewer they are 0.3 to 1.25 times as fast, and beside a busy program 0.04 to 0.4 times
+(benchmarks/results/2026-11-18-threads.md)."""
 PER_NUMBER = 16
 """What touching one number costs in floating point operations of a matrix product."""
 PER_NUMBER_OF_FFT = 64
