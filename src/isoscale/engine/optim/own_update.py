@@ -35,6 +35,7 @@ class OwnUpdate:
         self._send: Callable[[Tensor], Tensor] = accelerator.sent
         self._momentum = moved_momentum(optimizer, schedulers)
         self._step: Callable[[], Any] = optimizer.step
+        self._is_fused = False
         self._choose(accelerator)
 
     def _choose(self, accelerator: Accelerator) -> None:
@@ -45,7 +46,7 @@ class OwnUpdate:
         groups = [optimizer.defaults, *optimizer.param_groups]
         path = path_for(choose_path(cls, accelerator), self._parameters())
         asked = any(group.get("foreach") or group.get("fused") is False for group in groups)
-        is_fused = path.fused and not asked and self._momentum is None
+        self._is_fused = is_fused = path.fused and not asked and self._momentum is None
         if is_fused:
             self._set(groups, fused=True, foreach=False)
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
@@ -64,7 +65,16 @@ class OwnUpdate:
         elif not is_fused and not path.capturable:
             self.constant = f"{cls.__name__} reads its learning rate on the host"
 
-    def _set(self, groups: list[dict[str, Any]], **settings: bool) -> None:
+    def _leave_fused(self) -> None:
+        """Take torch's other kernels, from the first step on: the fused ones know no sparse gradients."""
+        groups = [self.optimizer.defaults, *self.optimizer.param_groups]
+        self._set(groups, fused=False, foreach=None)
+        self.optimizer.found_inf = None  # type: ignore[attr-defined]  # which only they heed
+        self._is_fused = False
+        self.constant = "its gradients are sparse"
+        self._step = self.optimizer.step
+
+    def _set(self, groups: list[dict[str, Any]], **settings: bool | None) -> None:
         for group in groups:
             group.update({name: value for name, value in settings.items() if name in group})
 
@@ -85,6 +95,8 @@ class OwnUpdate:
 
     def __call__(self) -> None:
         """Update the weights."""
+        if self._is_fused and any(each.grad is not None and each.grad.is_sparse for each in self._parameters()):
+            self._leave_fused()
         if self.constant:
             self._step()
             return

@@ -85,7 +85,7 @@ class Snapshot:
 
     def __init__(self, live: dict[str, Tensor], on_host: bool) -> None:
         """Copy `live` now."""
-        self._addresses = {name: tensor.data_ptr() for name, tensor in live.items()}
+        self._addresses = {name: _address(tensor) for name, tensor in live.items()}
         self._copies = {
             name: tensor.to("cpu", copy=True) if on_host else tensor.clone() for name, tensor in live.items()
         }
@@ -99,7 +99,7 @@ class Snapshot:
     def replaced(self, registry: Registry) -> str | None:
         """Says which tensor is another one than at the time of the snapshot: a replay could not update it."""
         for name, tensor in registry.tensors().items():
-            if not name.startswith("extra/") and self._addresses.get(name) != tensor.data_ptr():
+            if not name.startswith("extra/") and self._addresses.get(name) != _address(tensor):
                 return f"it replaces the tensor {name} instead of updating it in place"
         return None
 
@@ -114,6 +114,10 @@ class Snapshot:
     def spread(self) -> "Spread":
         """Compares this snapshot with several others of what should be the same."""
         return Spread(self._copies)
+
+
+def _address(tensor: Tensor) -> int:
+    return 0 if tensor.is_sparse else tensor.data_ptr()
 
 
 class Spread:

@@ -49,6 +49,7 @@ class Conditions:
             (name, id(tensor), tensor.data_ptr(), tuple(tensor.shape))
             for name, tensor in (*self._task.named_parameters(), *self._task.named_buffers())
         ]
+        self._buffers = [(module, dict(module._buffers)) for module in task.modules()]
         self._settings = [
             [
                 (key, id(value) if isinstance(value, Tensor) else value)
@@ -86,6 +87,9 @@ class Conditions:
 
     def put_back(self) -> None:
         """Undo what running the Python code of a step has done to the task."""
+        for module, buffers in self._buffers:
+            if any(module._buffers.get(name) is not buffer for name, buffer in buffers.items()):
+                module._buffers.update(buffers)
         self._module.restore(self._task)
 
 

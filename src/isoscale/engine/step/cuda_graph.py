@@ -229,6 +229,8 @@ class GraphedProgram:
             self._count, self._is_settled = 1, True
         if any(not metrics.in_place(metric) for metric in self._step.forward.context.metrics.values()):
             reason = "the task logs torchmetrics objects that it does not update in place"
+        if any(gradient.is_sparse for gradient in self._step.gradients):
+            reason = "gradients are sparse, and what an update makes of them has another size in every step"
         reason = self._agreed(reason)
         if reason is not None:
             self._refuse(reason)
@@ -454,8 +456,12 @@ class GraphedProgram:
         torch.cuda.synchronize()
         eager_seconds = (time.perf_counter() - began) / count
         rows = used()
-        if self._around is not None and self._outdated() is not None:  # by the hook at the start of the batch
-            self._eager.finish(number)
+        replaced = before.replaced(self._registry)
+        if replaced or (self._around is not None and self._outdated() is not None):  # by the hook at its start, say
+            if count == 1:
+                self._eager.finish(number)
+            if replaced:
+                self._refuse(replaced)
             return
         after, counted = self._snapshot(), list(self._step.recorder.counted)
         before.restore(self._registry)
