@@ -36,7 +36,7 @@ def trained(habit: Any, path: Path, program: str) -> isoscale.Run:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("recorded_graphs")
-@pytest.mark.parametrize("habit", first_of([*CAPTURED, *REASONS], *CAPTURED[:4], *list(REASONS)[:2]))
+@pytest.mark.parametrize("habit", first_of([*CAPTURED, *REASONS], *CAPTURED[:2], habits.GrowingBuffer))
 def test_a_habit_is_captured_or_refused_with_a_line(habit: Any, tmp_path: Path) -> None:
     eager, auto = (trained(habit, tmp_path / program, program) for program in ("eager", "auto"))
     decided = auto.record["decided"]

@@ -12,7 +12,7 @@ from isoscale.data.sources import is_vectorised
 from isoscale.engine.assembly import Assembly
 from isoscale.engine.lightning import hooks
 from isoscale.engine.lightning import manual_optimization as manual
-from isoscale.engine.lightning.batch_hooks import compiled, wrapped
+from isoscale.engine.lightning.batch_hooks import AroundBatch, compiled, wrapped
 from isoscale.engine.lightning.module import TrainerView
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.settings import Decisions, Settings
@@ -184,6 +184,9 @@ class ProgramMaker:
         ranks = self.reducer.ranks
         if not ranks.alone and (self.decided.reduce == "overlap" or ranks.backend == "gloo"):
             return "sums over ranks cannot be captured with parallel.reduce: overlap, or over Gloo"
+        around = self.forward.compute
+        if not ranks.alone and (self._reads or (isinstance(around, AroundBatch) and around.has_ends)):
+            return "batches are read, or seen by hooks, on the host of each rank by itself"
         if names:
             return f"the task's hook {names[0]} runs on the host: {hooks.ON_HOST[names[0]]}"
         if self._own_lr and self.own_update is None:

@@ -456,7 +456,7 @@ class GraphedProgram:
         torch.cuda.synchronize()
         eager_seconds = (time.perf_counter() - began) / count
         rows = used()
-        replaced = before.replaced(self._registry)
+        replaced = self._agreed(before.replaced(self._registry))
         if replaced or (self._around is not None and self._outdated() is not None):  # by the hook at its start, say
             if count == 1:
                 self._eager.finish(number)
@@ -466,11 +466,9 @@ class GraphedProgram:
         after, counted = self._snapshot(), list(self._step.recorder.counted)
         before.restore(self._registry)
         self._replay(captured, number, count, shards, rows)
-        differs = after.difference(self._registry)
+        differs = self._agreed(after.difference(self._registry))
         if differs is not None and self._varying:
-            replayed = self._snapshot()
-            differs = self._outside(replayed, before, number, shards, rows)
-        differs = self._agreed(differs)
+            differs = self._agreed(self._outside(self._snapshot(), before, number, shards, rows))
         captured.proven = differs is None
         if differs is None and not self._is_settled:
             self._settle_count(captured, eager_seconds)
@@ -488,7 +486,7 @@ class GraphedProgram:
         began = self._accelerator.moment()
         for _ in range(NUM_TIMED):
             captured.graph.replay()
-        seconds = began.seconds_until(self._accelerator.moment()) / NUM_TIMED
+        seconds = max(1e-6, began.seconds_until(self._accelerator.moment()) / NUM_TIMED)
         most = min(MOST_STEPS, int(LAUNCH_SECONDS / seconds), int(CAPTURE_SECONDS / eager_seconds))
         if seconds >= LONG_STEP or self._varying:
             most = 1
@@ -505,7 +503,9 @@ class GraphedProgram:
         spread = replayed.spread()
         for _ in range(NUM_REPEATS):
             before.restore(self._registry)
-            self._eager.repeat(self._feed.parts(number) if shards is None else shards, number, rows[0])
+            for step, row in enumerate(rows, number):
+                with self._around.replayed() if self._around is not None else nullcontext():
+                    self._eager.repeat(self._feed.parts(step) if shards is None else shards, step, row)
             spread.add(self._registry)
         conditions.put_back()
         self._step.recorder.counted = counted
