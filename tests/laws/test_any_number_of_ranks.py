@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import isoscale
 from isoscale.data import rng
 from isoscale.engine.state.checkpoint import read_weights
-from tests.helpers import cli, first_of, sha, timeless
+from tests.helpers import QUIET, cli, first_of, sha, timeless
 from tests.ranks import fit_on, train_on
 
 pytestmark = pytest.mark.slow
@@ -106,6 +106,38 @@ def test_the_fast_reductions_agree_with_one_rank_to_rounding(reduce: str, accumu
     for world in WORLDS:
         run = fit_on(world, tmp_path / f"{reduce}{world}", small_network, **options, parallel__reduce=reduce)
         assert_close(read_weights(run.checkpoint()), alone, f"{reduce} on {world} ranks")
+
+
+def pictures() -> tuple[nn.Module, isoscale.Sources]:
+    """Convolutions whose weights are stored channels last, as fast networks do."""
+    images = torch.randn(96, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 1))
+    data = isoscale.Sources(train={"input": images, "target": images[:, :1, 0, 0]})
+    return isoscale.Supervised(network.to(memory_format=torch.channels_last), loss="mse"), data  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("reduce", ["flat", "overlap", "tree"])
+def test_weights_in_any_memory_format_are_updated_alike(reduce: str, tmp_path: Path) -> None:
+    """Fused optimizers take weights and gradients in the order of memory, and do not ask whether it is the same."""
+    options = {"data__batch_size": 32, "train__epochs": 4, "optimizer__name": "adam", "optimizer__lr": 1e-3}
+    runs = [fit_on(world, tmp_path / str(world), pictures, **options, parallel__reduce=reduce) for world in (1, 2)]
+    alone, together = (read_weights(run.checkpoint("last")) for run in runs)
+    for name, tensor in alone.items():
+        torch.testing.assert_close(together[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_weights_in_any_memory_format_are_updated_alike_after_a_restart(optimizer: str, tmp_path: Path) -> None:
+    options = {"data.batch_size": 32, "train.threads": 1, "optimizer.name": optimizer, **QUIET}
+    if optimizer == "sgd":
+        options["optimizer.momentum"] = 0.9
+    found = []
+    for name, epochs in (("whole", [4]), ("parts", [2, 4])):
+        for count in epochs:
+            torch.manual_seed(0)
+            run = isoscale.Trainer(run=tmp_path / name, **{**options, "train.epochs": count}).fit(*pictures())
+        found.append(sha(run))
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

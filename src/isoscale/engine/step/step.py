@@ -440,7 +440,7 @@ class Step:
             torch._foreach_add_(groups[0], group)
         for index, (parameter, gradient) in enumerate(zip(trainable, groups[0], strict=True)):
             if index in found.used:  # others the optimizer passes over, as in a whole batch
-                parameter.grad = gradient.to_sparse(1) if index in found.sparse else gradient
+                parameter.grad = gradient.to_sparse(1) if index in found.sparse else _laid_out(gradient, parameter)
         call_hooks(trainable)
         self.take_record(head, record, found.names, weights)
         for buffer, statistic in zip(self._buffers, rest[num_groups * count :], strict=True):
@@ -570,6 +570,12 @@ def _add_part(
         else:
             torch._foreach_add_(sums[index], gradients)
             totals[index] = totals[index] + amount
+
+
+def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient in the memory format of its parameter: fused optimizers take both in the order of memory."""
+    is_alike = gradient.stride() == parameter.stride()
+    return gradient if is_alike else torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def _divide(tensors: list[Tensor], divisor: Tensor) -> None:
