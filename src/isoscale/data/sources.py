@@ -198,6 +198,8 @@ def nbytes(source: Source) -> int:
         return sum(tensor.nbytes for tensor in tensors_of(source.tensors))
     if hasattr(source, "nbytes"):
         return int(source.nbytes)
+    if hasattr(whole(source), "resident"):  # samples share their bytes, so that some take as many as all
+        return nbytes(whole(source))
     return len(source) * sum(tensor.nbytes for tensor in tensors_of(source.fetch(torch.zeros(1, dtype=torch.int64))))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from isoscale.data.batches import Batch, Plan, copy_batch, map_tensors, tensors_of
 from isoscale.data.feeds.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
 from isoscale.data.shards import Share
-from isoscale.data.sources import Source, TensorSource, hands_out_copies, nbytes
+from isoscale.data.sources import Source, Subset, TensorSource, hands_out_copies, nbytes
 from isoscale.system import devices
 
 LAUNCH_BYTES = 1 << 30
@@ -28,16 +28,26 @@ class DeviceFeed:
 
     def __init__(self, source: Source, order: Indices, plan: Plan, device: torch.device) -> None:
         """Bring all of `source` to `device`."""
+        self._fetch = _fetcher(source, device)
+        self._resident: Batch = None
+        self._single: dict[str, Tensor] | None = None
+        self._is_own = False
+        self._plan = plan
+        self._device = device
+        size = WINDOW_ON_CPU if device.type == "cpu" else WINDOW
+        self._window = Window(order, device, getattr(order, "window", size))
+        if self._fetch is None:
+            self._bring(source)
+
+    def _bring(self, source: Source) -> None:
+        """Keep all samples as rows of tensors."""
+        device = self._device
         self._resident = whole = _brought(source, device)
         plain = isinstance(whole, dict) and all(isinstance(value, Tensor) for value in whole.values())
         self._single = self._resident if plain else None
         shared = isinstance(source, TensorSource) or not hands_out_copies(source)
         self._is_own = not (shared and device.type == "cpu")
         """Whether nobody else holds these tensors."""
-        self._plan = plan
-        self._device = device
-        size = WINDOW_ON_CPU if device.type == "cpu" else WINDOW
-        self._window = Window(order, device, getattr(order, "window", size))
 
     def parts(self, step: int) -> list[list[Part]]:
         """The parts of a step."""
@@ -54,6 +64,8 @@ class DeviceFeed:
 
     def gather(self, samples: Tensor) -> Batch:
         """The rows of samples."""
+        if self._fetch is not None:
+            return self._fetch(samples)
         if self._single is not None:
             return {key: tensor.index_select(0, samples) for key, tensor in self._single.items()}
         return map_tensors(self._resident, lambda tensor: tensor.index_select(0, samples))
@@ -77,6 +89,8 @@ class DeviceFeed:
 
     def precompute(self, make: Callable[[Batch], Batch], memory: int) -> None:
         """Keep what `make` makes of samples, each by itself, instead of the samples, if it takes little of `memory`."""
+        if self._fetch is not None:
+            return
         count = len(tensors_of(self._resident)[0])
         with torch.no_grad():
             like = make(self.gather(torch.zeros(1, dtype=torch.int64, device=self._device)))
@@ -109,6 +123,8 @@ class DeviceFeed:
         """A slot that holds sample indices; where there is room, the rows of a launch are gathered all at once."""
         share = self._plan.share(self._plan.size(step))
         size = share.count
+        if self._fetch is not None:
+            return DeviceSlot(self, share, num_steps, self._device)
         tensors = [tensor for tensor in tensors_of(self._resident) if len(tensor)]
         stride = aligned_stride(size, [tensor[0].nbytes for tensor in tensors])
         needed = num_steps * stride * sum(tensor[0].nbytes for tensor in tensors)
@@ -118,6 +134,15 @@ class DeviceFeed:
 
     def close(self) -> None:
         """Nothing runs ahead."""
+
+
+def _fetcher(source: Source, device: torch.device) -> Callable[[Tensor], Batch] | None:
+    """What a source of its own kind keeps on the device and fetches samples from there; None for rows of tensors."""
+    if isinstance(source, Subset):
+        inner, indices = _fetcher(source.source, device), source.indices.to(device)
+        return None if inner is None else lambda samples: inner(indices[samples])
+    resident = getattr(source, "resident", None)
+    return None if resident is None else resident(device)
 
 
 def _brought(source: Source, device: torch.device) -> Batch:

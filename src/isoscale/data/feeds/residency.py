@@ -8,7 +8,7 @@ from isoscale.data.batches import Plan
 from isoscale.data.feeds.device import DeviceFeed
 from isoscale.data.feeds.feed import Feed, Indices
 from isoscale.data.feeds.host import HostFeed, RowFeed
-from isoscale.data.sources import Source, TensorSource, is_on_disk, is_rows, is_vectorised, nbytes
+from isoscale.data.sources import Source, Subset, TensorSource, is_on_disk, is_rows, is_vectorised, nbytes, whole
 from isoscale.errors import UserError
 
 SHARE_OF_DEVICE = 0.25
@@ -36,10 +36,18 @@ def choose(source: Source, residency: Residency, device_memory: int, host_memory
     return "disk" if is_on_disk(source) and nbytes(source) > SHARE_OF_HOST * host_memory else "host"
 
 
+def _in_memory(source: Source) -> Source:
+    """The samples of files in the host's memory."""
+    if isinstance(source, Subset) and hasattr(whole(source), "in_memory"):
+        return Subset(_in_memory(source.source), source.indices)
+    read = getattr(source, "in_memory", None)
+    return TensorSource(source.fetch(torch.arange(len(source)))) if read is None else read()
+
+
 def make_feed(residency: Place, source: Source, order: Indices, plan: Plan, device: torch.device) -> Feed:
     """The feed for a residency."""
     if residency == "device":
         return DeviceFeed(source, order, plan, device)
     if residency == "host" and is_on_disk(source):
-        source = TensorSource(source.fetch(torch.arange(len(source))))
+        source = _in_memory(source)
     return (RowFeed if is_rows(source) else HostFeed)(source, order, plan, device)

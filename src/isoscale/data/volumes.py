@@ -1,0 +1,213 @@
+"""Volumes: boxes of cells with fields, of which every crop is a sample.
+
+Each place where a crop fits is a sample, and they are numbered through all boxes. So an order of samples is an order of
+crops, and `data.samples_per_epoch` says how many an epoch has: they are the same on any number of ranks, in every
+residency and after every restart, as the samples of other sources are.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isoscale.data.batches import Batch
+from isoscale.data.columns import as_tensor
+from isoscale.errors import UserError
+
+
+class Volume(NamedTuple):
+    """A box: arrays (fields, cells, cells, cells) by the name that a batch has them under.
+
+    An array is a tensor, an array of numpy, or a dataset of a file, which is read as it is sliced.
+    """
+
+    name: str
+    arrays: Mapping[str, Any]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Cells along each axis."""
+        found = {tuple(array.shape[1:]) for array in self.arrays.values()}
+        if len(found) != 1 or len(next(iter(found))) != 3:
+            shapes = ", ".join(f"{key} {tuple(array.shape)}" for key, array in self.arrays.items())
+            raise UserError(f"{self.name}: expected arrays (fields, cells, cells, cells) of one size, found {shapes}")
+        first, second, third = found.pop()
+        return first, second, third
+
+    @property
+    def num_cells(self) -> int:
+        """Of the whole box."""
+        return math.prod(self.size)
+
+
+class Geometry:
+    """Where the crops of boxes lie, as tensors on a device."""
+
+    def __init__(self, sizes: Sequence[tuple[int, int, int]], crop: int, wrap: bool, device: torch.device) -> None:
+        """Crops of `crop` cells a side; with `wrap` a box goes on at its other side."""
+        self.crop = crop
+        places = [size if wrap else tuple(count - crop + 1 for count in size) for size in sizes]
+        self.num_samples = sum(math.prod(place) for place in places)
+
+        def sent(values: Any) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        self._sizes, self._places = sent(sizes), sent(places)
+        counts, cells = ([0, *map(math.prod, each)] for each in (places, sizes))
+        self._first_sample, self._first_cell = sent(counts).cumsum(0), sent(cells).cumsum(0)
+        self._offsets = torch.arange(crop, device=device)
+
+    def corners(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of the box of each sample, and the corner of its crop (batch, 3)."""
+        box = torch.searchsorted(self._first_sample, samples, right=True) - 1
+        rest, places = samples - self._first_sample[box], self._places[box]
+        first, rest = rest // (places[:, 1] * places[:, 2]), rest % (places[:, 1] * places[:, 2])
+        return box, torch.stack([first, rest // places[:, 2], rest % places[:, 2]], 1)
+
+    def cells(self, samples: Tensor) -> Tensor:
+        """The numbers (batch, crop, crop, crop) of the cells of crops, counted through all boxes."""
+        box, corner = self.corners(samples)
+        size = self._sizes[box]
+        along = (corner[:, :, None] + self._offsets) % size[:, :, None]
+        plane = along[:, 0, :, None] * size[:, 1, None, None] + along[:, 1, None, :]
+        found = plane[..., None] * size[:, 2, None, None, None] + along[:, 2, None, None, :]
+        return found + self._first_cell[box][:, None, None, None]
+
+
+class Resident:
+    """Boxes in the memory of a device, one row of fields for each cell; called with samples, it gives their crops."""
+
+    def __init__(self, crops: "Crops", device: torch.device) -> None:
+        """Bring all boxes of `crops` there, plane by plane."""
+        self._geometry = Geometry(crops.sizes, crops.crop, crops.wrap, device)
+        total = sum(volume.num_cells for volume in crops.volumes)
+        self._rows = {
+            key: torch.empty(total, count, dtype=crops.dtypes[key], device=device)
+            for key, count in crops.num_fields.items()
+        }
+        start = 0
+        for volume in crops.volumes:
+            per_plane = volume.num_cells // volume.size[0]
+            for first in range(volume.size[0]):
+                for key, rows in self._rows.items():
+                    plane = crops.read(volume, key, (slice(first, first + 1), slice(None), slice(None)))
+                    rows[start : start + per_plane].copy_(plane.flatten(1).t())
+                start += per_plane
+
+    def __call__(self, samples: Tensor) -> Batch:
+        """The crops (batch, fields, crop, crop, crop), stored channels last."""
+        cells, crop = self._geometry.cells(samples).view(-1), self._geometry.crop
+        return {
+            key: rows.index_select(0, cells).view(len(samples), crop, crop, crop, -1).movedim(-1, 1)
+            for key, rows in self._rows.items()
+        }
+
+
+class Crops:
+    """A source: all crops of some boxes."""
+
+    def __init__(
+        self, volumes: Sequence[Volume], crop: int, wrap: bool = False, dtype: torch.dtype | None = None,
+        on_disk: bool = False,
+    ) -> None:  # fmt: skip
+        """Crops of `crop` cells a side, in `dtype` (as stored where it is None).
+
+        With `wrap` the boxes are periodic, and crops may reach over their borders. With `on_disk` they are read from
+        files each time, until somebody asks for them in memory.
+        """
+        if not volumes:
+            raise UserError("there are no boxes")
+        self.volumes, self.crop, self.wrap, self.on_disk = list(volumes), crop, wrap, on_disk
+        self.sizes = [volume.size for volume in self.volumes]
+        self.num_fields = {key: int(array.shape[0]) for key, array in self.volumes[0].arrays.items()}
+        self._check()
+        kinds = {key: as_tensor(np.empty(0, _numpy(array))).dtype for key, array in self.volumes[0].arrays.items()}
+        self.dtypes = {key: dtype or kind for key, kind in kinds.items()}
+        self._geometry = Geometry(self.sizes, crop, wrap, torch.device("cpu"))
+        self._resident: Resident | None = None
+
+    def _check(self) -> None:
+        for volume in self.volumes:
+            found = {key: int(array.shape[0]) for key, array in volume.arrays.items()}
+            if found != self.num_fields:
+                raise UserError(
+                    f"{volume.name} has the fields {found}, but {self.volumes[0].name} has {self.num_fields}; give "
+                    "boxes with the same fields"
+                )
+            if min(volume.size) < self.crop and not self.wrap:
+                raise UserError(
+                    f"{volume.name} has {'×'.join(map(str, volume.size))} cells, too few for a crop of {self.crop}³; "
+                    f"use data.crop={min(volume.size)} or less, or data.wrap=true if the box is periodic"
+                )
+
+    def __len__(self) -> int:
+        """The number of places where a crop fits."""
+        return self._geometry.num_samples
+
+    @property
+    def nbytes(self) -> int:
+        """Of the boxes, not of all their crops."""
+        cells = sum(volume.num_cells for volume in self.volumes)
+        return cells * sum(count * self.dtypes[key].itemsize for key, count in self.num_fields.items())
+
+    def fetch(self, indices: Tensor) -> Batch:
+        """The crops at `indices`."""
+        if not self.on_disk:
+            self._resident = self._resident or self.resident(torch.device("cpu"))
+            return self._resident(indices)
+        boxes, corners = self._geometry.corners(indices)
+        found: Batch = {}
+        for key, count in self.num_fields.items():
+            batch = torch.empty(len(indices), *[self.crop] * 3, count, dtype=self.dtypes[key]).movedim(-1, 1)
+            for crop, box, corner in zip(batch, boxes.tolist(), corners.tolist(), strict=True):
+                self._read_crop(crop, self.volumes[box], key, corner)
+            found[key] = batch
+        return found
+
+    def _read_crop(self, crop: Tensor, volume: Volume, key: str, corner: list[int]) -> None:
+        """Fill a crop from a file, in up to eight pieces where it reaches over the borders."""
+        pieces = [_pieces(start, self.crop, count) for start, count in zip(corner, volume.size, strict=True)]
+        for first in pieces[0]:
+            for second in pieces[1]:
+                for third in pieces[2]:
+                    (a, to_a), (b, to_b), (c, to_c) = first, second, third
+                    crop[:, to_a, to_b, to_c] = self.read(volume, key, (a, b, c))
+
+    def read(self, volume: Volume, key: str, place: tuple[slice, slice, slice]) -> Tensor:
+        """A part of a box, in the dtype of the crops."""
+        found = volume.arrays[key][(slice(None), *place)]
+        tensor = found if isinstance(found, Tensor) else as_tensor(np.ascontiguousarray(found))
+        return tensor.to(self.dtypes[key])
+
+    def resident(self, device: torch.device) -> Resident:
+        """All boxes in the memory of a device."""
+        return Resident(self, device)
+
+    def in_memory(self) -> "Crops":
+        """The same crops, of boxes that are read into the host's memory once."""
+        return Crops(self.volumes, self.crop, self.wrap, next(iter(self.dtypes.values())))
+
+    def locate(self, index: int) -> str:
+        """The box and the cells of a sample, for people."""
+        box, corner = self._geometry.corners(torch.tensor([index]))
+        cells = ", ".join(f"{start}:{start + self.crop}" for start in corner[0].tolist())
+        return f"{self.volumes[int(box)].name}, cells {cells}"
+
+
+def _pieces(start: int, count: int, size: int) -> list[tuple[slice, slice]]:
+    """Cells `start` to `start + count` of an axis that goes on at its beginning: (where they are, where they go)."""
+    found = []
+    done = 0
+    while done < count:
+        begin = (start + done) % size
+        length = min(count - done, size - begin)
+        found.append((slice(begin, begin + length), slice(done, done + length)))
+        done += length
+    return found
+
+
+def _numpy(array: Any) -> Any:
+    return array[:0].numpy().dtype if isinstance(array, Tensor) else array.dtype

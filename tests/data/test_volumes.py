@@ -1,0 +1,119 @@
+"""Crops of boxes: each one what slicing gives, in memory, on a device or read from a file."""
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import isoscale
+from isoscale.data.order import Order
+from isoscale.data.sources import Subset
+from isoscale.data.volumes import Crops, Volume
+from isoscale.errors import UserError
+from tests.helpers import QUIET, sha
+from tests.ranks import fit_on
+
+
+def box(size: tuple[int, int, int], number: int = 0, fields: int = 2) -> Volume:
+    generator = np.random.default_rng(number)
+    arrays = {"input": generator.normal(size=(fields, *size)), "target": generator.normal(size=(1, *size))}
+    return Volume(f"box {number}", {key: array.astype(np.float32) for key, array in arrays.items()})
+
+
+def sliced(volume: Volume, key: str, corner: tuple[int, ...], crop: int) -> np.ndarray[Any, Any]:
+    """By numpy alone."""
+    return np.roll(volume.arrays[key], [-start for start in corner], (1, 2, 3))[:, :crop, :crop, :crop]
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(3, 7)] * 3), min_size=1, max_size=3), st.integers(1, 3), st.booleans(),
+    st.integers(0, 10**6),
+)  # fmt: skip
+@settings(deadline=None, max_examples=60)
+def test_a_crop_is_what_slicing_gives(sizes: list[Any], crop: int, wrap: bool, draw: int) -> None:
+    volumes = [box(size, number) for number, size in enumerate(sizes)]
+    source, read = Crops(volumes, crop, wrap), Crops(volumes, crop, wrap, on_disk=True)
+    places = [
+        (volume, (x, y, z))
+        for volume in volumes
+        for x in range(volume.size[0] - (0 if wrap else crop - 1))
+        for y in range(volume.size[1] - (0 if wrap else crop - 1))
+        for z in range(volume.size[2] - (0 if wrap else crop - 1))
+    ]
+    assert len(source) == len(places)
+    indices = torch.tensor([draw % len(places), 0, len(places) - 1])
+    for found in (source.fetch(indices), read.fetch(indices), source.resident(torch.device("cpu"))(indices)):
+        for row, index in enumerate(indices.tolist()):
+            for key in ("input", "target"):
+                assert np.array_equal(found[key][row].numpy(), sliced(places[index][0], key, places[index][1], crop))
+    assert source.locate(0) == f"box 0, cells 0:{crop}, 0:{crop}, 0:{crop}"
+
+
+def test_crops_are_stored_channels_last_and_in_the_dtype_asked_for() -> None:
+    source = Crops([box((8, 8, 8))], 4, dtype=torch.bfloat16)
+    found = source.fetch(torch.tensor([3, 5]))["input"]
+    assert found.dtype == torch.bfloat16 and found.is_contiguous(memory_format=torch.channels_last_3d)
+    assert source.nbytes == 8**3 * 3 * 2
+
+
+class Field(isoscale.Task):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv3d(4, 1, 1))
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return (self.net(batch["input"]) - batch["target"]).abs().mean()
+
+
+KEYS = {"data.batch_size": 6, "data.samples_per_epoch": 30, "train.epochs": 2, "train.threads": 1}
+
+
+@pytest.mark.slow
+def test_training_does_not_depend_on_where_the_boxes_are(tmp_path: Path) -> None:
+    path = tmp_path / "box.h5"
+    with h5py.File(path, "w") as file:
+        for key, array in box((12, 12, 12)).arrays.items():
+            file.create_dataset(key, data=array, chunks=(1, 4, 4, 4))
+    file = h5py.File(path)
+    volume = Volume(str(path), {key: file[key] for key in ("input", "target")})
+    hashes = set()
+    for residency in ("device", "host", "disk"):
+        crops = Crops([volume], 4, wrap=True, on_disk=True)
+        fixed = Subset(crops, Order(len(crops), 0, purpose="validation").indices(0, 7))
+        data = isoscale.Sources(train=crops, val=fixed)
+        keys = {**KEYS, "data.residency": residency, **QUIET}
+        run = isoscale.Trainer(run=tmp_path / residency, **keys).fit(Field(), data)
+        hashes.add((sha(run), run.metrics["val/loss"]))
+    assert len(hashes) == 1
+
+
+def made() -> tuple[nn.Module, Any]:
+    return Field(), isoscale.Sources(train=Crops([box((9, 7, 8)), box((6, 6, 6), 1)], 4, wrap=True))
+
+
+@pytest.mark.slow
+def test_crops_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
+    keys = {key.replace(".", "__"): value for key, value in KEYS.items()}
+    runs = [fit_on(world, tmp_path / str(world), made, **keys, parallel__reduce="tree") for world in (1, 2)]
+    assert sha(runs[0]) == sha(runs[1])
+
+
+@pytest.mark.parametrize(
+    ("volumes", "crop", "words"),
+    [
+        ([box((4, 4, 4))], 5, r"4×4×4 cells, too few for a crop of 5³; use data\.crop=4 or less, or data\.wrap=true"),
+        ([box((4, 4, 4)), box((4, 4, 4), 1, fields=3)], 2, "box 1 has the fields"),
+        ([Volume("odd", {"input": np.zeros((2, 4, 4)), "target": np.zeros((1, 4, 4))})], 2, "odd: expected arrays"),
+        ([], 2, "no boxes"),
+    ],
+)
+def test_boxes_that_do_not_fit_are_refused(volumes: list[Volume], crop: int, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Crops(volumes, crop)
