@@ -27,6 +27,7 @@ from isoscale.engine.step.convolutions import (
     transposed_convolution,
 )
 from isoscale.engine.step.slow_convolutions import Call, Times, measure, record_calls, slow_convolutions
+from isoscale.errors import UserError
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 PLAIN = (functional.conv1d, functional.conv2d, functional.conv3d)
@@ -345,7 +346,7 @@ def test_only_zero_padding_in_numbers_without_groups_is_eligible() -> None:
     eligible = [name for name, module in net.named_modules() if is_eligible(module)]
     assert eligible == ["down", "up", "weighted"]
     for name in ("own", "groups", "missing"):
-        with pytest.raises(ValueError, match=name):
+        with pytest.raises(UserError, match=name):
             as_products(net, ["down", name])
     assert is_eligible(net.down)
 

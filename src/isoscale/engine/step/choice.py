@@ -1,6 +1,7 @@
 """Which step program a training runs, and why; the program and its step, put together."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,8 +140,13 @@ class ProgramMaker:
         )  # fmt: skip
 
     def _first_step(self, run: Callable[[], Any], look: Callable[[], Any]) -> None:
-        parts = self.parts
-        parts.kernels.first_step(run, look, parts.registry, parts.train_context, self.reducer.ranks)
+        parts, around = self.parts, self.forward.compute
+
+        def look_quietly() -> None:
+            with around.replayed() if isinstance(around, AroundBatch) else nullcontext():  # no hook hears of it
+                look()
+
+        parts.kernels.first_step(run, look_quietly, parts.registry, parts.train_context, self.reducer.ranks)
 
     def _graphed(self) -> GraphedProgram:
         launch, train = self.settings.train.steps_per_launch, self.parts.train

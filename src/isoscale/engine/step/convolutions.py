@@ -18,6 +18,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function
 from torch.nn import functional
 
+from isoscale.errors import UserError
+
 COLUMN_BYTES = 2**30
 """The most that the windows of a pass take at a time; more are made and multiplied in turns."""
 TILE = 128
@@ -407,7 +409,10 @@ def as_products(task: nn.Module, names: Sequence[str]) -> Callable[[], None]:
     modules = dict(task.named_modules())
     unfit = [name for name in names if name not in modules or not is_eligible(modules[name])]
     if unfit:
-        raise ValueError(f"not convolutions that can be computed as matrix products: {', '.join(unfit)}")
+        raise UserError(
+            f"{', '.join(unfit)}: no convolution of this model that can be computed as a matrix product; the run was "
+            "begun with another model: begin a new one"
+        )
     for name in names:
         forward = forward_transposed_as_products if isinstance(modules[name], TRANSPOSED) else forward_as_products
         modules[name].forward = MethodType(forward, modules[name])

@@ -57,7 +57,6 @@ class KernelChoice:
         self._accelerator = accelerator
         self._decided = decided
         self._is_asked = decided.kernels == "strict" and is_asked
-        self._undo = undo
         can_try = automatic and accelerator.has_kernel_choice
         if decided.memory_format == "auto" and not (can_try and precision.name in ("tf32", "bf16", "fp16")):
             decided.memory_format = "contiguous"
@@ -67,8 +66,10 @@ class KernelChoice:
             decided.products = []
         if decided.memory_format != "contiguous":
             store_channels_last(task)
+        self._undo_products: Callable[[], None] = lambda: None
         if decided.products:
-            undo.callback(as_products(task, decided.products))
+            self._undo_products = as_products(task, decided.products)
+        undo.callback(lambda: self._undo_products())
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -141,7 +142,7 @@ class KernelChoice:
         names = slow_convolutions(self._task, look) if has_any else []
         self._decided.products = ranks.broadcast(names, "convolutions as matrix products") if has_any else []
         if self._decided.products:
-            self._undo.callback(as_products(self._task, self._decided.products))
+            self._undo_products = as_products(self._task, self._decided.products)
 
     def _give_up(self, error: RuntimeError) -> None:
         """Do without what a step has refused."""
