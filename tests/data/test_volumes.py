@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import isoscale
-from isoscale.data.order import Order
-from isoscale.data.sources import Subset
 from isoscale.data.volumes import Crops, Volume
 from isoscale.errors import UserError
 from tests.helpers import QUIET, sha
@@ -75,6 +73,17 @@ class Field(isoscale.Task):
 KEYS = {"data.batch_size": 6, "data.samples_per_epoch": 30, "train.epochs": 2, "train.threads": 1}
 
 
+def test_datasets_of_zarr_are_read_as_they_are_sliced(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    volume = box((6, 5, 4))
+    group = zarr.open_group(str(tmp_path / "box.zarr"), mode="w")
+    for key, array in volume.arrays.items():
+        group.create_array(key, shape=array.shape, chunks=(1, 2, 2, 2), dtype=array.dtype)[:] = array
+    stored = Volume("box.zarr", {key: group[key] for key in volume.arrays})
+    found, expected = (Crops([each], 3, wrap=True).fetch(torch.arange(120)) for each in (stored, volume))
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
 @pytest.mark.slow
 def test_training_does_not_depend_on_where_the_boxes_are(tmp_path: Path) -> None:
     path = tmp_path / "box.h5"
@@ -86,8 +95,7 @@ def test_training_does_not_depend_on_where_the_boxes_are(tmp_path: Path) -> None
     hashes = set()
     for residency in ("device", "host", "disk"):
         crops = Crops([volume], 4, wrap=True, on_disk=True)
-        fixed = Subset(crops, Order(len(crops), 0, purpose="validation").indices(0, 7))
-        data = isoscale.Sources(train=crops, val=fixed)
+        data = isoscale.Sources(train=crops, val=crops.draw(7))
         keys = {**KEYS, "data.residency": residency, **QUIET}
         run = isoscale.Trainer(run=tmp_path / residency, **keys).fit(Field(), data)
         hashes.add((sha(run), run.metrics["val/loss"]))
@@ -103,6 +111,14 @@ def test_crops_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
     keys = {key.replace(".", "__"): value for key, value in KEYS.items()}
     runs = [fit_on(world, tmp_path / str(world), made, **keys, parallel__reduce="tree") for world in (1, 2)]
     assert sha(runs[0]) == sha(runs[1])
+
+
+def test_drawn_crops_are_always_the_same_and_no_more_than_there_are() -> None:
+    crops = Crops([box((5, 5, 5))], 4)
+    found = [crops.draw(8).indices, crops.draw(8).indices]
+    assert torch.equal(*found) and sorted(found[0].tolist()) == list(range(8))
+    with pytest.raises(UserError, match="9 crops were asked for, and there are 8"):
+        crops.draw(9)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from isoscale.data.batches import Batch
 from isoscale.data.columns import as_tensor
+from isoscale.data.order import Order
+from isoscale.data.sources import Subset
 from isoscale.errors import UserError
 
 
@@ -189,6 +191,12 @@ class Crops:
     def in_memory(self) -> "Crops":
         """The same crops, of boxes that are read into the host's memory once."""
         return Crops(self.volumes, self.crop, self.wrap, next(iter(self.dtypes.values())))
+
+    def draw(self, count: int, seed: int = 0) -> Subset:
+        """Some crops, drawn once: for validation, say."""
+        if count > len(self):
+            raise UserError(f"{count} crops were asked for, and there are {len(self)} places for one")
+        return Subset(self, Order(len(self), seed, purpose="drawn crops").indices(0, count))
 
     def locate(self, index: int) -> str:
         """The box and the cells of a sample, for people."""
