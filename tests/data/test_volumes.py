@@ -58,6 +58,9 @@ def test_crops_are_stored_channels_last_and_in_the_dtype_asked_for() -> None:
     found = source.fetch(torch.tensor([3, 5]))["input"]
     assert found.dtype == torch.bfloat16 and found.is_contiguous(memory_format=torch.channels_last_3d)
     assert source.nbytes == 8**3 * 3 * 2
+    mixed = Volume("mixed", {"input": torch.zeros(1, 4, 4, 4), "target": torch.ones(1, 4, 4, 4, dtype=torch.int64)})
+    found = Crops([mixed], 2, on_disk=True).in_memory().fetch(torch.tensor([0]))
+    assert [tensor.dtype for tensor in found.values()] == [torch.float32, torch.int64]
 
 
 class Field(isoscale.Task):

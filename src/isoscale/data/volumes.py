@@ -7,7 +7,7 @@ residency and after every restart, as the samples of other sources are.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -79,35 +79,6 @@ class Geometry:
         return found + self._first_cell[box][:, None, None, None]
 
 
-class Resident:
-    """Boxes in the memory of a device, one row of fields for each cell; called with samples, it gives their crops."""
-
-    def __init__(self, crops: "Crops", device: torch.device) -> None:
-        """Bring all boxes of `crops` there, plane by plane."""
-        self._geometry = Geometry(crops.sizes, crops.crop, crops.wrap, device)
-        total = sum(volume.num_cells for volume in crops.volumes)
-        self._rows = {
-            key: torch.empty(total, count, dtype=crops.dtypes[key], device=device)
-            for key, count in crops.num_fields.items()
-        }
-        start = 0
-        for volume in crops.volumes:
-            per_plane = volume.num_cells // volume.size[0]
-            for first in range(volume.size[0]):
-                for key, rows in self._rows.items():
-                    plane = crops.read(volume, key, (slice(first, first + 1), slice(None), slice(None)))
-                    rows[start : start + per_plane].copy_(plane.flatten(1).t())
-                start += per_plane
-
-    def __call__(self, samples: Tensor) -> Batch:
-        """The crops (batch, fields, crop, crop, crop), stored channels last."""
-        cells, crop = self._geometry.cells(samples).view(-1), self._geometry.crop
-        return {
-            key: rows.index_select(0, cells).view(len(samples), crop, crop, crop, -1).movedim(-1, 1)
-            for key, rows in self._rows.items()
-        }
-
-
 class Crops:
     """A source: all crops of some boxes."""
 
@@ -127,6 +98,7 @@ class Crops:
         self.num_fields = {key: int(array.shape[0]) for key, array in self.volumes[0].arrays.items()}
         self._check()
         kinds = {key: as_tensor(np.empty(0, _numpy(array))).dtype for key, array in self.volumes[0].arrays.items()}
+        self._dtype = dtype
         self.dtypes = {key: dtype or kind for key, kind in kinds.items()}
         self._geometry = Geometry(self.sizes, crop, wrap, torch.device("cpu"))
         self._resident: Resident | None = None
@@ -184,13 +156,13 @@ class Crops:
         tensor = found if isinstance(found, Tensor) else as_tensor(np.ascontiguousarray(found))
         return tensor.to(self.dtypes[key])
 
-    def resident(self, device: torch.device) -> Resident:
+    def resident(self, device: torch.device) -> "Resident":
         """All boxes in the memory of a device."""
         return Resident(self, device)
 
-    def in_memory(self) -> "Crops":
+    def in_memory(self) -> Self:
         """The same crops, of boxes that are read into the host's memory once."""
-        return Crops(self.volumes, self.crop, self.wrap, next(iter(self.dtypes.values())))
+        return type(self)(self.volumes, self.crop, self.wrap, self._dtype)
 
     def draw(self, count: int, seed: int = 0) -> Subset:
         """Some crops, drawn once: for validation, say."""
@@ -203,6 +175,35 @@ class Crops:
         box, corner = self._geometry.corners(torch.tensor([index]))
         cells = ", ".join(f"{start}:{start + self.crop}" for start in corner[0].tolist())
         return f"{self.volumes[int(box)].name}, cells {cells}"
+
+
+class Resident:
+    """Boxes in the memory of a device, one row of fields for each cell; called with samples, it gives their crops."""
+
+    def __init__(self, crops: Crops, device: torch.device) -> None:
+        """Bring all boxes of `crops` there, plane by plane."""
+        self._geometry = Geometry(crops.sizes, crops.crop, crops.wrap, device)
+        total = sum(volume.num_cells for volume in crops.volumes)
+        self._rows = {
+            key: torch.empty(total, count, dtype=crops.dtypes[key], device=device)
+            for key, count in crops.num_fields.items()
+        }
+        start = 0
+        for volume in crops.volumes:
+            per_plane = volume.num_cells // volume.size[0]
+            for first in range(volume.size[0]):
+                for key, rows in self._rows.items():
+                    plane = crops.read(volume, key, (slice(first, first + 1), slice(None), slice(None)))
+                    rows[start : start + per_plane].copy_(plane.flatten(1).t())
+                start += per_plane
+
+    def __call__(self, samples: Tensor) -> Batch:
+        """The crops (batch, fields, crop, crop, crop), stored channels last."""
+        cells, crop = self._geometry.cells(samples).view(-1), self._geometry.crop
+        return {
+            key: rows.index_select(0, cells).view(len(samples), crop, crop, crop, -1).movedim(-1, 1)
+            for key, rows in self._rows.items()
+        }
 
 
 def _pieces(start: int, count: int, size: int) -> list[tuple[slice, slice]]:
