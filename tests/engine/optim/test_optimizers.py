@@ -19,6 +19,7 @@ from isoscale.engine.optim.optimizers import (
     set_lr,
 )
 from isoscale.engine.state.checkpoint import Checkpoints, read
+from isoscale.engine.state.registry import in_format_of
 from isoscale.errors import UserError
 from isoscale.system import devices as accelerator
 from tests.helpers import QUIET
@@ -259,3 +260,17 @@ class TestGroups:
 
         (first, second), (scaled, same) = moved(1.0), moved(3.0)
         assert scaled == pytest.approx(3 * first, rel=1e-4) and same == pytest.approx(second, rel=1e-6)
+
+
+def test_fused_optimizers_get_gradients_in_the_memory_format_of_the_weights() -> None:
+    """Given another one, their kernels update the wrong weights, and say nothing."""
+    found = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        generator = torch.Generator().manual_seed(0)
+        weight = nn.Parameter(torch.randn(4, 3, 2, 2, generator=generator).contiguous(memory_format=memory_format))
+        optimizer = torch.optim.Adam([weight], fused=True)
+        for _ in range(3):
+            weight.grad = in_format_of(weight, torch.randn(4, 3, 2, 2, generator=generator))
+            optimizer.step()
+        found.append(weight.detach().contiguous())
+    assert torch.equal(*found)

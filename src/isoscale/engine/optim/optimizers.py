@@ -15,6 +15,7 @@ from isoscale.engine.config import AnyOptimizer, Group
 from isoscale.engine.config import Optimizer as Section
 from isoscale.engine.optim.fused_adam import FusedAdam
 from isoscale.engine.optim.late_compiler import comes_from
+from isoscale.engine.state.registry import in_format_of
 from isoscale.errors import UserError
 from isoscale.parallel.serialize import NotPlain, names_of, put_together, take_apart
 from isoscale.system.devices import Accelerator
@@ -370,6 +371,7 @@ def _placed(optimizer: Optimizer, key: str, value: Any, parameter: Tensor) -> An
         return value
     group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
     on_host = key == "step" and not (group.get("fused") or group.get("capturable"))
-    if value.shape == parameter.shape and not on_host:  # in the memory format of the parameter, as kernels want it
-        return torch.empty_like(parameter, dtype=value.dtype).detach().copy_(value)
-    return value.clone() if on_host else value.to(parameter.device, copy=True)
+    if on_host:
+        return value.clone()
+    copy = value.to(parameter.device, copy=True)
+    return in_format_of(parameter, copy) if copy.shape == parameter.shape else copy

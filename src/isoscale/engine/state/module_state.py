@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from isoscale.data.hashing import derive_key
 from isoscale.engine.metrics.torchmetrics import is_metric
-from isoscale.engine.state.registry import digest
+from isoscale.engine.state.registry import digest, in_format_of
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import ALONE, Ranks
 from isoscale.parallel.serialize import MOST_ENTRIES, SCALARS, names_of, put_together, take_apart
@@ -453,7 +453,7 @@ class ExtraState:
                 parameter.grad = None
                 if name in saved:
                     gradient = tensors[f"gradient/{name}"].to(parameter.device, copy=True)
-                    parameter.grad = gradient.to_sparse(1) if saved[name] else gradient
+                    parameter.grad = gradient.to_sparse(1) if saved[name] else in_format_of(parameter, gradient)
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -111,16 +111,16 @@ class Snapshot:
                 return name
         return None
 
-    def spread(self) -> "Spread":
+    def among_repeats(self) -> "Repeats":
         """Compares this snapshot with several others of what should be the same."""
-        return Spread(self._copies)
+        return Repeats(self._copies)
 
 
 def _address(tensor: Tensor) -> int:
     return 0 if tensor.is_sparse else tensor.data_ptr()
 
 
-class Spread:
+class Repeats:
     """How far several results of the same steps are apart, where their bits are not always the same."""
 
     def __init__(self, judged: dict[str, Tensor]) -> None:
@@ -159,6 +159,13 @@ def as_real(tensor: Tensor) -> Tensor:
     if tensor.is_sparse:
         tensor = tensor._values()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def in_format_of(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """A gradient or state in the memory format of its parameter: fused optimizers take all in the order of memory."""
+    if tensor.is_sparse or tensor.stride() == parameter.stride():
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
 
 
 def digest(tensor: Tensor) -> Tensor:

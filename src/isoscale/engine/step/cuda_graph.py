@@ -500,16 +500,16 @@ class GraphedProgram:
     ) -> str | None:  # fmt: skip
         """The first tensor of a replay that is farther from eager repeats than these are from each other."""
         conditions, counted = Conditions.of(self._step, None), list(self._step.recorder.counted)
-        spread = replayed.spread()
+        repeats = replayed.among_repeats()
         for _ in range(NUM_REPEATS):
             before.restore(self._registry)
             for step, row in enumerate(rows, number):
                 with self._around.replayed() if self._around is not None else nullcontext():
                     self._eager.repeat(self._feed.parts(step) if shards is None else shards, step, row)
-            spread.add(self._registry)
+            repeats.add(self._registry)
         conditions.put_back()
         self._step.recorder.counted = counted
-        return spread.outside()
+        return repeats.outside()
 
     def _refuse(self, reason: str) -> None:
         self._graphs.clear()

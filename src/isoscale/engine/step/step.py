@@ -21,6 +21,7 @@ from isoscale.engine.optim.optimizers import is_of_torch, listeners, plain_step,
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.optim.spread import Spread
 from isoscale.engine.precision import Precision
+from isoscale.engine.state.registry import in_format_of
 from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.ddp import Overlap, missing_gradients_in_words
 from isoscale.engine.step.nan_guard import NanGuard
@@ -440,7 +441,7 @@ class Step:
             torch._foreach_add_(groups[0], group)
         for index, (parameter, gradient) in enumerate(zip(trainable, groups[0], strict=True)):
             if index in found.used:  # others the optimizer passes over, as in a whole batch
-                parameter.grad = gradient.to_sparse(1) if index in found.sparse else _laid_out(gradient, parameter)
+                parameter.grad = gradient.to_sparse(1) if index in found.sparse else in_format_of(parameter, gradient)
         call_hooks(trainable)
         self.take_record(head, record, found.names, weights)
         for buffer, statistic in zip(self._buffers, rest[num_groups * count :], strict=True):
@@ -542,7 +543,7 @@ def call_hooks(parameters: Sequence[nn.Parameter]) -> None:
             continue
         for hook in list((parameter._backward_hooks or {}).values()):
             changed = hook(parameter.grad)
-            parameter.grad = parameter.grad if changed is None else changed
+            parameter.grad = parameter.grad if changed is None else in_format_of(parameter, changed)
         for hook in list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()):
             hook(parameter)
 
@@ -570,12 +571,6 @@ def _add_part(
         else:
             torch._foreach_add_(sums[index], gradients)
             totals[index] = totals[index] + amount
-
-
-def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient in the memory format of its parameter: fused optimizers take both in the order of memory."""
-    is_alike = gradient.stride() == parameter.stride()
-    return gradient if is_alike else torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def _divide(tensors: list[Tensor], divisor: Tensor) -> None:
