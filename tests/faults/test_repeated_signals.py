@@ -105,7 +105,6 @@ def test_a_script_that_trains_ends_with_75_too(uninterrupted: Path, tmp_path: Pa
 
 AT_A_MOMENT = """
 import os, signal, sys, time
-from pathlib import Path
 
 def twice(os=os, number=signal.{name}, sleep=time.sleep):
     for _ in range(2):
@@ -118,10 +117,10 @@ class AtTheEnd:
 
 def before(owner, name):
     plain = getattr(owner, name)
+    to_tell = [twice]  # each process once: a rank that is told alone says nothing unless it is the first
     def told(*arguments, **more):
-        if not Path("told").exists():
-            Path("told").touch()
-            twice()
+        if to_tell:
+            to_tell.pop()()
         return plain(*arguments, **more)
     setattr(owner, name, told)
 
