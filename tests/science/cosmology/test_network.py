@@ -107,7 +107,9 @@ def test_the_default_computes_what_the_description_says() -> None:
 
 
 @pytest.mark.parametrize(("width", "depth", "sides"), [
-    (2, 1, (2, 4, 6)), (3, 2, (4, 4, 8)), (2, 5, (32, 32, 64)), (1, 7, (128, 128, 128)),
+    (2, 1, (2, 4, 6)), (3, 2, (4, 4, 8)), (2, 5, (32, 32, 64)),
+    pytest.param(1, 6, (128, 128, 128), marks=pytest.mark.slow),
+    pytest.param(1, 7, (128, 128, 128), marks=pytest.mark.slow),
 ])  # fmt: skip
 @pytest.mark.parametrize("padding", ["zeros", "circular"])
 def test_any_width_depth_and_multiple_of_the_smallest_size(width: int, depth: int, sides: Any, padding: Any) -> None:
@@ -116,11 +118,21 @@ def test_any_width_depth_and_multiple_of_the_smallest_size(width: int, depth: in
     assert network(torch.randn(2, 2, *sides)).shape == (2, 3, *sides)
 
 
+def test_a_seed_gives_the_same_first_weights_whatever_is_rewritten() -> None:
+    weights = []
+    for rewrite in ("none", "ends", "all"):
+        torch.manual_seed(3)
+        weights.append(list(UNet3d(width=2, depth=3, rewrite=rewrite).parameters()))
+    for plain, *rewritten in zip(*weights, strict=True):
+        assert all(torch.equal(plain, each) for each in rewritten)
+
+
 @pytest.mark.parametrize("padding", ["zeros", "circular"])
 def test_weights_load_from_every_rewrite_into_every_other(padding: Any) -> None:
     networks = [UNet3d(width=2, depth=3, padding=padding, rewrite=way).double() for way in ("none", "ends", "all")]
     fields = torch.randn(2, 4, 16, 8, 8, dtype=torch.float64)
     for network in networks[1:]:
+        assert not torch.equal(network.up[0].weight, networks[0].up[0].weight)
         network.load_state_dict(networks[0].state_dict())
         assert_close([network(fields)], [networks[0](fields)], 1e-12)
 
