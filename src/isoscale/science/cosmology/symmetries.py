@@ -63,7 +63,7 @@ def turn(fields: Tensor, number: Tensor, vectors: Sequence[Sequence[int]] = ()) 
             channels[:, channel], signs[:, channel] = old[:, axis], 1 - 2 * mirrors[:, axis]
     samples = torch.arange(num_samples, device=fields.device)
     moved = fields.flatten(2)[samples[:, None, None], channels[:, :, None], cells].view(fields.shape)
-    return moved * signs.view(num_samples, num_channels, 1, 1, 1).to(fields.dtype) if vectors else moved
+    return moved.mul_(signs.view(num_samples, num_channels, 1, 1, 1).to(fields.dtype)) if vectors else moved
 
 
 def choose(axes: Tensor, values: Sequence[int]) -> Tensor:
