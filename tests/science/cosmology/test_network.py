@@ -81,7 +81,9 @@ def test_first_weights_are_small_and_normal_and_biases_zero() -> None:
     assert all(not layer.bias.any() for layer in [*network.down, *network.up])
 
 
-@pytest.mark.parametrize("rewrite", ["none", "ends", "all"])
+@pytest.mark.parametrize(
+    "rewrite", ["ends", pytest.param("none", marks=pytest.mark.slow), pytest.param("all", marks=pytest.mark.slow)]
+)
 def test_it_computes_what_the_description_says(rewrite: Any) -> None:
     torch.manual_seed(0)
     network = UNet3d(width=4, rewrite=rewrite).double()
