@@ -56,6 +56,11 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_box_that_does_not_fit_on_the_disk_is_refused_before_the_work(tmp_path: Path):
+    with pytest.raises(UserError, match="takes 36000000000000"):
+        write_box(tmp_path / "box.h5", Simulation(cells=10**7), CPU)
+
+
 def test_progress_is_reported():
     seen = []
     make_box(SMALL, CPU, lambda done, total: seen.append((done, total)))

@@ -139,6 +139,13 @@ def test_a_joint_histogram_has_those_of_both_fields_at_its_margins():
     assert density.sum().item() * 0.5 * 0.5 == pytest.approx(1)
 
 
+def test_what_is_not_a_number_breaks_no_histogram_and_half_precision_no_spectrum():
+    sums, counts = histogram_sums(torch.tensor([math.nan, math.inf, -math.inf]), 0, 1, 2)
+    assert sums.tolist() == [2, 1] and counts == 3
+    fields = noise()
+    assert torch.equal(power_sums(fields.bfloat16())[0], power_sums(fields.bfloat16().float())[0])
+
+
 def test_errors_and_correlation_are_those_of_their_definitions():
     true = noise(seed=1) + 5
     predicted = true + 0.3 * noise(seed=2)

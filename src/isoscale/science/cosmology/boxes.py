@@ -1,5 +1,6 @@
 """Files of simulated boxes in the layout of NERSC's N-body → hydro data, and the scales of their fields."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,12 +72,13 @@ def write_box(
     """Simulate a box and write it to an HDF5 file, which gets its name when it is whole."""
     if path.exists():
         raise UserError(f"{path} is there already: choose another name, or remove it")
-    nbody, hydro, scales = make_box(simulation, device, report)
     aside = path.with_name(f".making-{path.name}.{uuid4().hex}")
     with writing_into(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _check_space(path.parent, simulation)
         try:
-            with h5py.File(aside, "w") as file:
+            with h5py.File(aside, "w") as file:  # before the work, which a folder that refuses files would waste
+                nbody, hydro, scales = make_box(simulation, device, report)
                 _describe(file, simulation, scales)
                 for name, fields in (("Nbody", nbody), ("Hydro", hydro)):
                     _write_fields(file, name, fields)
@@ -84,6 +86,16 @@ def write_box(
             aside.rename(path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def _check_space(folder: Path, simulation: Simulation) -> None:
+    needed = 4 * simulation.cells**3 * sum(len(fields) for fields in FIELDS.values())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"a box of {simulation.cells}³ cells takes {needed / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB "
+            "left: a smaller box, or another folder is needed"
+        )
 
 
 def _write_fields(file: "h5py.File", name: str, fields: Tensor) -> None:

@@ -52,7 +52,7 @@ class Simulation:
     cell_size: float = 0.04
     """Comoving Mpc/h; the gas is smooth on about 0.3, and with larger cells it is a copy of the dark matter."""
     particles_per_cell: int = 8
-    """Of each species: 1, 8 or 27."""
+    """Of each species: 1, 8 or 27; each of them takes 24 bytes of the device, and as much again at the beginning."""
     start_redshift: float = 49.0
     redshift: float = 3.0
     steps: int = 20
@@ -264,7 +264,8 @@ def simulate(
     """Fields of a box in physical units: dark matter (4, n, n, n) and gas (5, n, n, n), float32.
 
     Density in mean ones and three velocities in km/s of both; the temperature of the gas in K is that of its density
-    plus what the dispersion of its velocities, where flows meet, would be as heat.
+    plus what the dispersion of its velocities, where flows meet, would be as heat; it is never below that of the
+    microwave background.
     """
     with torch.no_grad():
         start = initial_conditions(simulation, linear_spectrum(simulation, device))
@@ -274,4 +275,5 @@ def simulate(
         density, velocity, dispersion = density_and_velocity(simulation, gas)
         heat = dispersion.mul_(simulation.molecular_weight / BOLTZMANN_PER_PROTON)
         temperature = polytropic_temperature(simulation, density) + heat
+        temperature.clamp_(min=simulation.cosmology.t_cmb * (1 + simulation.redshift))
         return nbody, torch.cat([density[None], velocity, temperature[None]])

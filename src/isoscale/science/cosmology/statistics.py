@@ -71,7 +71,8 @@ def finish_spectra(sums: Tensor, counts: Tensor, box_size: float, n: int) -> Spe
 
 
 def _transform(fields: Tensor, hann: bool) -> Tensor:
-    """Fourier transform over the last three axes, divided by the number of points."""
+    """Fourier transform over the last three axes, divided by the number of points; in float32 or better."""
+    fields = fields.to(torch.promote_types(fields.dtype, torch.float32))
     if hann:
         n = fields.shape[-1]
         # At the middles of the cells, so that both faces fade alike; its mean square is 3/8.
@@ -124,7 +125,8 @@ def finish_histogram(sums: Tensor, counts: Tensor, *ranges: tuple[float, float])
 
 
 def _bin(values: Tensor, low: float, high: float, bins: int) -> Tensor:
-    return ((values.double() - low) * (bins / (high - low))).floor().clamp(0, bins - 1).long()
+    places = ((values.double() - low) * (bins / (high - low))).floor_().clamp_(0, bins - 1)
+    return places.nan_to_num_(0).long()  # what is not a number has no bin, and must not become an index
 
 
 def _counted(indices: Tensor, size: int) -> Tensor:
