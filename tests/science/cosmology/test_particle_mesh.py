@@ -48,7 +48,7 @@ def test_sums_have_the_same_bits_in_any_order_and_any_chunks(monkeypatch: pytest
     positions, values = particles(), torch.randn(5000, generator=torch.Generator().manual_seed(1))
     shuffled = torch.randperm(5000, generator=torch.Generator().manual_seed(2))
     whole = deposit(positions, N), deposit(positions, N, values)
-    monkeypatch.setattr(particle_mesh, "CHUNK", 77)
+    monkeypatch.setattr(particle_mesh, "CPU_CHUNK", 77)
     again = deposit(positions[:, shuffled], N), deposit(positions[:, shuffled], N, values[shuffled])
     assert all(torch.equal(one, other) for one, other in zip(whole, again, strict=True))
 

@@ -227,7 +227,7 @@ def kick(simulation: Simulation, dark: Species, gas: Species, gravity: float, du
 def _push(species: Species, potential: Tensor) -> None:
     """Add the gradient of a potential, given by its spectrum, to the momenta."""
     mesh = torch.stack([derivative(potential, axis) for axis in range(3)], -1)
-    for chunk in chunks(species.positions.shape[1]):
+    for chunk in chunks(species.positions):
         species.momenta[:, chunk] += interpolate(mesh, species.positions[:, chunk])
 
 
