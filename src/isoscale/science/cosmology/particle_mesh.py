@@ -15,8 +15,9 @@ BITS = 14
 ONE = 1 << BITS
 WHOLE = 1 << 3 * BITS
 """The weight of one particle: a cell holds 2²¹ of them before 64 bits overflow."""
-CPU_CHUNK, CHUNK = 1 << 13, 1 << 20
-"""Particles at a time, which does not change bits: what suits the caches of a processor, and fills a GPU."""
+CPU_CHUNK, CHUNK = 1 << 12, 1 << 20
+"""Particles at a time, which does not change bits: what fits the caches of a processor and is too little for torch to
+wake its threads, which wait for each other far longer than they work on a busy machine; and what fills a GPU."""
 
 
 def chunks(positions: Tensor) -> Iterator[slice]:
