@@ -1,0 +1,120 @@
+"""Files of simulated boxes in the layout of NERSC's N-body → hydro data, and the scales of their fields."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import h5py
+import torch
+from torch import Tensor
+
+from isoscale.data.files import writing_into
+from isoscale.errors import UserError
+from isoscale.science.cosmology.simulation import Simulation, simulate
+from isoscale.system.files import sync_file
+
+FIELDS = {
+    "Nbody": ("density", "velocity_x", "velocity_y", "velocity_z"),
+    "Hydro": ("density", "velocity_x", "velocity_y", "velocity_z", "temperature"),
+}
+"""The datasets of a file and their fields, in order."""
+CHUNK = 32
+"""Voxels along an edge of a chunk of a dataset, which holds all of its fields."""
+
+
+@dataclass(frozen=True)
+class Scales:
+    """How fields are scaled to about [-1, 1], the same for every box, so that boxes can be mixed."""
+
+    density: float = 14.0
+    """ln(ρ/ρ̄) is divided by it."""
+    velocity: float = 500.0
+    """km/s: velocities are divided by it."""
+    temperature: float = 8.0
+    """ln(T/T0) is divided by it."""
+    temperature_unit: float = 1.2e4
+    """T0 in K."""
+
+    def normalize(self, fields: Tensor) -> Tensor:
+        """Scaled fields, from density in mean ones, velocities in km/s and, if there is a fifth, temperature in K."""
+        scaled = fields / self.velocity
+        scaled[0] = fields[0].log() / self.density
+        if len(fields) > 4:
+            scaled[4] = (fields[4] / self.temperature_unit).log() / self.temperature
+        return scaled
+
+    def undo(self, scaled: Tensor) -> Tensor:
+        """Fields in physical units, from scaled ones."""
+        fields = scaled * self.velocity
+        fields[0] = (scaled[0] * self.density).exp()
+        if len(scaled) > 4:
+            fields[4] = (scaled[4] * self.temperature).exp() * self.temperature_unit
+        return fields
+
+
+def make_box(
+    simulation: Simulation, device: torch.device, report: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[Tensor, Tensor, Scales]:
+    """A simulated box: `Nbody` (4, n, n, n) and `Hydro` (5, n, n, n) scaled to about [-1, 1], and how to undo that."""
+    scales = Scales()
+    nbody, hydro = simulate(simulation, device, report)
+    return scales.normalize(nbody), scales.normalize(hydro), scales
+
+
+def write_box(
+    path: Path,
+    simulation: Simulation,
+    device: torch.device,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Simulate a box and write it to an HDF5 file, which gets its name when it is whole."""
+    if path.exists():
+        raise UserError(f"{path} is there already: choose another name, or remove it")
+    aside = path.with_name(f".making-{path.name}.{uuid4().hex}")
+    with writing_into(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_space(path.parent, simulation)
+        try:
+            with h5py.File(aside, "w") as file:  # before the work, which a folder that refuses files would waste
+                nbody, hydro, scales = make_box(simulation, device, report)
+                _describe(file, simulation, scales)
+                for name, fields in (("Nbody", nbody), ("Hydro", hydro)):
+                    _write_fields(file, name, fields)
+            sync_file(aside)
+            aside.rename(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def _check_space(folder: Path, simulation: Simulation) -> None:
+    needed = 4 * simulation.cells**3 * sum(len(fields) for fields in FIELDS.values())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"a box of {simulation.cells}³ cells takes {needed / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB "
+            "left: a smaller box, or another folder is needed"
+        )
+
+
+def _write_fields(file: "h5py.File", name: str, fields: Tensor) -> None:
+    """Write a slab of chunks at a time: the host never holds more."""
+    edge = min(CHUNK, fields.shape[1])
+    stored = file.create_dataset(name, tuple(fields.shape), "f4", chunks=(len(fields), edge, edge, edge))
+    stored.attrs["fields"] = list(FIELDS[name])
+    for start in range(0, fields.shape[1], edge):
+        stored[:, start : start + edge] = fields[:, start : start + edge].cpu().numpy()
+
+
+def _describe(file: "h5py.File", simulation: Simulation, scales: Scales) -> None:
+    """What a box is of: settings, cosmology, and scales with the rule to undo them."""
+    known = asdict(simulation)
+    cosmology = known.pop("cosmology")
+    file.attrs.update(known)
+    file.attrs["box_size"] = simulation.box_size
+    file.attrs["units"] = "comoving Mpc/h, km/s, K; densities in mean ones"
+    rules = "ln(density)/scale_density", "velocity/scale_velocity", "ln(T/scale_temperature_unit)/scale_temperature"
+    file.attrs["normalization"] = ", ".join(rules)
+    file.attrs.update({f"cosmology_{name}": value for name, value in cosmology.items()})
+    file.attrs.update({f"scale_{name}": value for name, value in asdict(scales).items()})
