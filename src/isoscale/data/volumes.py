@@ -28,6 +28,10 @@ class Volume(NamedTuple):
 
     name: str
     arrays: Mapping[str, Any]
+    fields: Mapping[str, Sequence[str]] = {}
+    """The names of the fields of each array, where they have any."""
+    cell_size: float | None = None
+    """Length of a cell, in the units of whoever made the box."""
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -154,6 +158,12 @@ class Crops:
         """A part of a box, in the dtype of the crops."""
         found = volume.arrays[key][(slice(None), *place)]
         tensor = found if isinstance(found, Tensor) else as_tensor(np.ascontiguousarray(found))
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            field, *cell = (~tensor.isfinite()).nonzero()[0].tolist()
+            value = float(tensor[(field, *cell)])
+            names = volume.fields.get(key, range(self.num_fields[key]))
+            at = ", ".join(str(offset + (part.start or 0)) for offset, part in zip(cell, place, strict=True))
+            raise UserError(f"{volume.name}: {key}, field {names[field]}, is {value} at the cell ({at}): mend the box")
         return tensor.to(self.dtypes[key])
 
     def resident(self, device: torch.device) -> "Resident":

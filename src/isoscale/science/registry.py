@@ -13,6 +13,7 @@ SCIENCES = (
     "isoscale.science.images",
     "isoscale.science.electronic",
     "isoscale.science.potentials",
+    "isoscale.science.cosmology",
 )
 """Packages that have a DOMAIN."""
 DEFAULT_PRESET = "images/digits"

@@ -169,19 +169,20 @@ def test_an_evaluation_sees_the_fields_as_they_are() -> None:
         assert CubeSymmetry()(BATCH) is BATCH
 
 
-@pytest.mark.parametrize(("vectors", "batch", "words"), [
-    ({"input": [[1, 2]]}, BATCH, "three channels"),
-    ({"input": [[1, 2, 2]]}, BATCH, "none of them twice"),
-    ({"input": [[2, 3, 4]]}, BATCH, "it has 4 channels: name channels from 0 to 3"),
+@pytest.mark.parametrize(("fields", "batch", "words"), [
+    ({"input": ["ρ", "v_x", "v_z"]}, BATCH, "have no v_y: a vector turns with all three"),
+    ({"input": ["ρ", "v_y"]}, BATCH, "have no v_x and no v_z"),
+    ({"input": ["ρ", "v_x", "v_x"]}, BATCH, "the same name"),
+    ({"input": ["v_x", "v_y", "v_z"]}, BATCH, "has 4 fields, but CubeSymmetry knows 3 of them .* name all 4"),
     ({"density": []}, BATCH, r"'density' of a batch, but a batch has 'input', 'target', 'weight'"),
-    ({"input": []}, torch.zeros(64, 1, 2, 2, 2), r"no names \(a Tensor\)"),
-    ({"input": []}, {"input": torch.zeros(64, 1, 2, 2, 4)}, "cut out cubes"),
+    ({"input": ["ρ"]}, torch.zeros(64, 1, 2, 2, 2), r"no names \(a Tensor\)"),
+    ({"input": ["ρ"]}, {"input": torch.zeros(64, 1, 2, 2, 4)}, "cut out cubes"),
 ])  # fmt: skip
-def test_mistakes_are_named(vectors: Any, batch: Any, words: str) -> None:
+def test_mistakes_are_named(fields: Any, batch: Any, words: str) -> None:
     random = StepRandom(0)
     random.samples = torch.arange(64)
     with rng.use(random), pytest.raises(UserError, match=words):
-        CubeSymmetry(vectors)(batch)
+        CubeSymmetry(fields)(batch)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

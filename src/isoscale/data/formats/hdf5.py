@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -80,6 +81,28 @@ class Hdf5Column:
             if not follows or number + 1 - first >= most:
                 yield int(ends[first] - counts[first]), int(ends[number])
                 first = None
+
+
+class Hdf5Array:
+    """A dataset that is read as it is sliced; each process opens the file for itself."""
+
+    def __init__(self, path: Path, dataset: str) -> None:
+        """The dataset of that name in the file at `path`."""
+        self.name = f"{path} ({dataset})"
+        with _open(str(path)) as file:
+            stored = file[dataset]
+            check_numbers(self.name, stored.dtype)
+            self.shape, self.dtype = stored.shape, stored.dtype.newbyteorder("=")
+            self.attributes = {**file.attrs, **stored.attrs}
+        self._path, self._dataset, self._version = str(path), dataset, path.stat().st_mtime_ns
+        weakref.finalize(self, _kept_open.cache_clear)
+
+    def __getitem__(self, place: Any) -> Array:
+        """What numpy would give."""
+        try:
+            return _kept_open(self._path, self._version, os.getpid())[self._dataset][place]
+        except OSError as error:
+            raise UserError(f"{self.name} is damaged, or needs a filter that is not there: {error}") from None
 
 
 def hdf5_names(path: Path) -> list[str]:

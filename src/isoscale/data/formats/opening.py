@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from isoscale.config import Config
 from isoscale.data.columns import Column, Joined
-from isoscale.data.files import find_files, is_store
+from isoscale.data.files import MOST_NAMES, find_files, is_store
 from isoscale.data.formats import hdf5, npy, zarr
 from isoscale.data.formats.checks import number_type
 from isoscale.data.formats.idx import open_idx
@@ -111,6 +111,31 @@ def dataset_names(path: Path) -> list[str] | None:
     """The names of the arrays in a file; None where it holds one without a name."""
     names = _NAMES.get(format_of(path))
     return None if names is None else names(path)
+
+
+def open_array(path: Path, dataset: str) -> Any:
+    """An array of a file, which is read as it is sliced; `shape`, `dtype` and perhaps `attributes` say what it is.
+
+    HDF5, Zarr, .npz, or a folder with a .npy file of that name.
+    """
+    if path.is_dir() and not is_store(path):
+        found = path / f"{dataset}.npy"
+        if not found.exists():
+            raise UserError(f"{path} has no file {dataset}.npy; there is {', '.join(_names_in(path)) or 'nothing'}")
+        npy.open_npy(found)  # which says what is wrong with it
+        return np.load(found, mmap_mode="r")
+    kind = format_of(path)
+    if kind not in _NAMES:
+        raise UserError(f"{path} holds no arrays by name: give an HDF5 file, a Zarr store, a .npz file or a folder")
+    name = _dataset(path, dataset)
+    if kind == "npz":
+        column = npy.open_npz(path, name)
+        return column.take(np.arange(column.num_rows))
+    return hdf5.Hdf5Array(path, name) if kind == "hdf5" else zarr.ZarrArray(path, name)
+
+
+def _names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())[:MOST_NAMES]
 
 
 def _open_file(path: Path, options: ColumnOptions, dtype: np.dtype[Any] | None) -> Column:

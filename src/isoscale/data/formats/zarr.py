@@ -1,5 +1,7 @@
 """Zarr, versions 2 and 3: arrays by name in a folder of chunks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,12 +41,17 @@ class ZarrColumn:
         """The rows asked for, each chunk read once."""
         wanted, places = np.unique(rows, return_inverse=True)
         self._check_chunks(wanted)
-        try:
+        with self._words_for_damage():
             found = self._stored.oindex[wanted]
+        return found.astype(self.dtype, copy=False)[places]
+
+    @contextmanager
+    def _words_for_damage(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # of whichever codec
             why = f"{type(error).__name__}: {error}".rstrip(": ")
             raise UserError(f"{self.name} is truncated or damaged, or needs a codec that is not there: {why}") from None
-        return found.astype(self.dtype, copy=False)[places]
 
     def _check_chunks(self, rows: Rows) -> None:
         """Blosc reads beyond the end of a chunk that was cut short, and takes what lies there for values."""
@@ -60,6 +67,22 @@ class ZarrColumn:
                         expected = int.from_bytes(file.read(16)[12:], "little")
                     check_length(path, path.stat().st_size, max(16, expected))
             self._checked.add(first)
+
+
+class ZarrArray(ZarrColumn):
+    """An array that is read as it is sliced."""
+
+    def __init__(self, path: Path, dataset: str) -> None:
+        """The array of that name."""
+        super().__init__(path, dataset)
+        self.shape = (self.num_rows, *self.row_shape)
+        self.attributes = dict(self._stored.attrs)
+
+    def __getitem__(self, place: Any) -> Array:
+        """What numpy would give."""
+        self._check_chunks(np.arange(self.num_rows))
+        with self._words_for_damage():
+            return np.asarray(self._stored[place]).astype(self.dtype, copy=False)
 
 
 def zarr_names(path: Path) -> list[str]:

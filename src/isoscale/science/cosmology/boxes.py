@@ -1,9 +1,12 @@
 """Files of simulated boxes in the layout of NERSC's N-body → hydro data, and the scales of their fields."""
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import h5py
@@ -11,15 +14,13 @@ import torch
 from torch import Tensor
 
 from isoscale.data.files import writing_into
+from isoscale.data.formats.opening import open_array
 from isoscale.errors import UserError
+from isoscale.science.cosmology.fields import FIELDS
 from isoscale.science.cosmology.simulation import Simulation, simulate
+from isoscale.system import devices
 from isoscale.system.files import sync_file
 
-FIELDS = {
-    "Nbody": ("density", "velocity_x", "velocity_y", "velocity_z"),
-    "Hydro": ("density", "velocity_x", "velocity_y", "velocity_z", "temperature"),
-}
-"""The datasets of a file and their fields, in order."""
 CHUNK = 32
 """Voxels along an edge of a chunk of a dataset, which holds all of its fields."""
 
@@ -63,6 +64,59 @@ def make_box(
     return scales.normalize(nbody), scales.normalize(hydro), scales
 
 
+def make_files(
+    folder: Path,
+    report: Callable[[str, int, int], None],
+    boxes: int = 1,
+    seed: int = 0,
+    device: str = "auto",
+    **settings: Any,
+) -> list[str]:
+    """Write `box0.h5`, `box1.h5` and so on, of as many seeds; returns what became of each, in words.
+
+    `settings` are those of a simulation: cells, cell_size, redshift, …. The same ones give the same bits on one kind of
+    device. What was made already is left alone.
+    """
+    if boxes < 1:
+        raise UserError(f"boxes={boxes}: at least one is needed")
+    place = devices.find(device).device
+    said = []
+    for number in range(boxes):
+        path, simulation = folder / f"box{number}.h5", Simulation(seed=seed + number, **settings)
+        began = time.monotonic()
+        is_new = ensure_box(path, simulation, place, partial(_report_bytes, report, path.name, simulation))
+        what = f"{path}: {simulation.cells}³ cells of {simulation.cell_size:g} Mpc/h, seed {simulation.seed}"
+        said.append(f"{what}, {time.monotonic() - began:.0f} s" if is_new else f"{what}, made already")
+    return said
+
+
+def _report_bytes(
+    report: Callable[[str, int, int], None], name: str, simulation: Simulation, done: int, total: int
+) -> None:
+    report(name, num_bytes(simulation) * done // total, num_bytes(simulation))
+
+
+def ensure_box(
+    path: Path,
+    simulation: Simulation,
+    device: torch.device,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> bool:
+    """Write a box that is not there yet; returns whether it was written. One of other settings is refused."""
+    if not path.exists():
+        write_box(path, simulation, device, report)
+        return True
+    expected = attributes(simulation, Scales())
+    found = open_array(path, "Nbody").attributes
+    others = [name for name, value in expected.items() if name not in found or found[name] != value]
+    if others:
+        was = f"{others[0]}={found[others[0]]}" if others[0] in found else f"no {others[0]}"
+        raise UserError(
+            f"{path} is there already, with {was} and not {expected[others[0]]}: choose another folder, or remove it"
+        )
+    return False
+
+
 def write_box(
     path: Path,
     simulation: Simulation,
@@ -79,7 +133,7 @@ def write_box(
         try:
             with h5py.File(aside, "w") as file:  # before the work, which a folder that refuses files would waste
                 nbody, hydro, scales = make_box(simulation, device, report)
-                _describe(file, simulation, scales)
+                file.attrs.update(attributes(simulation, scales))
                 for name, fields in (("Nbody", nbody), ("Hydro", hydro)):
                     _write_fields(file, name, fields)
             sync_file(aside)
@@ -88,8 +142,13 @@ def write_box(
             aside.unlink(missing_ok=True)
 
 
+def num_bytes(simulation: Simulation) -> int:
+    """Of the fields of a box in a file."""
+    return 4 * simulation.cells**3 * sum(len(fields) for fields in FIELDS.values())
+
+
 def _check_space(folder: Path, simulation: Simulation) -> None:
-    needed = 4 * simulation.cells**3 * sum(len(fields) for fields in FIELDS.values())
+    needed = num_bytes(simulation)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
@@ -107,14 +166,16 @@ def _write_fields(file: "h5py.File", name: str, fields: Tensor) -> None:
         stored[:, start : start + edge] = fields[:, start : start + edge].cpu().numpy()
 
 
-def _describe(file: "h5py.File", simulation: Simulation, scales: Scales) -> None:
+def attributes(simulation: Simulation, scales: Scales) -> dict[str, Any]:
     """What a box is of: settings, cosmology, and scales with the rule to undo them."""
     known = asdict(simulation)
     cosmology = known.pop("cosmology")
-    file.attrs.update(known)
-    file.attrs["box_size"] = simulation.box_size
-    file.attrs["units"] = "comoving Mpc/h, km/s, K; densities in mean ones"
     rules = "ln(density)/scale_density", "velocity/scale_velocity", "ln(T/scale_temperature_unit)/scale_temperature"
-    file.attrs["normalization"] = ", ".join(rules)
-    file.attrs.update({f"cosmology_{name}": value for name, value in cosmology.items()})
-    file.attrs.update({f"scale_{name}": value for name, value in asdict(scales).items()})
+    return {
+        **known,
+        "box_size": simulation.box_size,
+        "units": "comoving Mpc/h, km/s, K; densities in mean ones",
+        "normalization": ", ".join(rules),
+        **{f"cosmology_{name}": value for name, value in cosmology.items()},
+        **{f"scale_{name}": value for name, value in asdict(scales).items()},
+    }

@@ -51,7 +51,7 @@ class UNet3d(nn.Module):
         for name, value, known in (("padding", padding, Padding), ("rewrite", rewrite, Rewrite)):
             if value not in get_args(known):
                 raise UserError(f"{name} is {value!r}; expected one of {', '.join(get_args(known))}")
-        self.in_channels, self.depth = in_channels, depth
+        self.in_channels, self.out_channels, self.depth = in_channels, out_channels, depth
         widths = [width * 2 ** min(level, 3) for level in range(depth)]
         plain_up = nn.ConvTranspose3d if padding == "zeros" else CircularConvTranspose3d
         down: list[nn.Module] = []

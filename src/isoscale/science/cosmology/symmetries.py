@@ -13,10 +13,11 @@ from torch import Tensor
 from isoscale.data.batches import Batch
 from isoscale.data.rng import StepRandom, current
 from isoscale.errors import UserError
+from isoscale.science.cosmology.fields import HYDRO, NBODY, vector_channels
 
 NUM_SYMMETRIES = 48
 NUM_ROTATIONS = 24
-VECTORS: dict[str, list[list[int]]] = {"input": [[1, 2, 3]], "target": [[1, 2, 3]]}
+USUAL = {"input": NBODY, "target": HYDRO}
 """Density and velocity in; density, velocity and temperature out."""
 
 
@@ -82,45 +83,32 @@ class CubeSymmetry:
 
     keeps_units = True
 
-    def __init__(
-        self, vectors: Mapping[str, Sequence[Sequence[int]]] | None = None, rotations_only: bool = False
-    ) -> None:
-        """`vectors` names the entries that are turned, and the channels of each vector field there: x, y, z.
+    def __init__(self, fields: Mapping[str, Sequence[str]] | None = None, rotations_only: bool = False) -> None:
+        """`fields` names the entries that are turned, and the fields of each; names in _x, _y and _z are a vector.
 
-        By default these are an `input` and a `target` with velocities in channels 1 to 3; an entry of scalars has an
-        empty list. `rotations_only` leaves out the mirrored half, for physics that can tell left from right.
+        By default these are an `input` of density and velocity, and a `target` that has a temperature too.
+        `rotations_only` leaves out the mirrored half, for physics that can tell left from right.
         """
-        vectors = VECTORS if vectors is None else vectors
-        self.vectors = {key: [list(vector) for vector in of_key] for key, of_key in vectors.items()}
+        self.fields = {key: list(names) for key, names in (USUAL if fields is None else fields).items()}
+        self.vectors = {key: vector_channels(names) for key, names in self.fields.items()}
         self.rotations_only = rotations_only
-        for key, of_key in self.vectors.items():
-            channels = [channel for vector in of_key for channel in vector]
-            if (
-                any(len(vector) != 3 for vector in of_key)
-                or len(set(channels)) < len(channels)
-                or min(channels, default=0) < 0
-            ):
-                raise UserError(
-                    f"the vectors of {key!r} are {of_key}; expected three channels for each, none of them twice, such "
-                    "as [[1, 2, 3]]"
-                )
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with turned boxes in training, itself elsewhere."""
         random = current()
         if random is None:
             return batch
-        for key, vectors in self.vectors.items():
-            self._check(batch, key, vectors)
+        for key, names in self.fields.items():
+            self._check(batch, key, names)
         number = draw(random, self.rotations_only)
         return {**batch, **{key: turn(batch[key], number, vectors) for key, vectors in self.vectors.items()}}
 
-    def _check(self, batch: Batch, key: str, vectors: list[list[int]]) -> None:
+    def _check(self, batch: Batch, key: str, names: list[str]) -> None:
         if not isinstance(batch, dict) or key not in batch:
             names = ", ".join(map(repr, batch)) if isinstance(batch, dict) else f"no names (a {type(batch).__name__})"
             raise UserError(
-                f"CubeSymmetry turns {key!r} of a batch, but a batch has {names}: name in its `vectors` what to turn, "
-                "such as {input: [[1, 2, 3]], target: []}"
+                f"CubeSymmetry turns {key!r} of a batch, but a batch has {names}: name in its `fields` what to turn, "
+                "such as {input: [density], target: [density, temperature]}"
             )
         shape = batch[key].shape
         if len(shape) != 5 or len(set(shape[2:])) != 1:
@@ -128,8 +116,8 @@ class CubeSymmetry:
                 f"CubeSymmetry needs cubes (batch, channels, n, n, n), but {key!r} has the shape {tuple(shape)}: "
                 "cut out cubes before it"
             )
-        if any(channel >= shape[1] for vector in vectors for channel in vector):
+        if shape[1] != len(names):
             raise UserError(
-                f"the vectors of {key!r} are {vectors}, but it has {shape[1]} channels: name channels from 0 to "
-                f"{shape[1] - 1} in the `vectors` of CubeSymmetry"
+                f"{key!r} has {shape[1]} fields, but CubeSymmetry knows {len(names)} of them ({', '.join(names)}): "
+                f"name all {shape[1]} in its `fields`, those of a vector with _x, _y and _z at the end"
             )
