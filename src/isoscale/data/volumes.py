@@ -7,7 +7,7 @@ residency and after every restart, as the samples of other sources are.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,13 +49,18 @@ class Volume(NamedTuple):
         return math.prod(self.size)
 
 
+def places_of(sizes: Sequence[tuple[int, int, int]], crop: int, wrap: bool) -> list[tuple[int, ...]]:
+    """Along each axis of each box, the places where a crop may begin."""
+    return [size if wrap else tuple(count - crop + 1 for count in size) for size in sizes]
+
+
 class Geometry:
     """Where the crops of boxes lie, as tensors on a device."""
 
     def __init__(self, sizes: Sequence[tuple[int, int, int]], crop: int, wrap: bool, device: torch.device) -> None:
         """Crops of `crop` cells a side; with `wrap` a box goes on at its other side."""
         self.crop = crop
-        places = [size if wrap else tuple(count - crop + 1 for count in size) for size in sizes]
+        places = places_of(sizes, crop, wrap)
         self.num_samples = sum(math.prod(place) for place in places)
 
         def sent(values: Any) -> Tensor:
@@ -77,10 +82,13 @@ class Geometry:
         """The numbers (batch, crop, crop, crop) of the cells of crops, counted through all boxes."""
         box, corner = self.corners(samples)
         size = self._sizes[box]
+        return self.grid(corner, size) + self._first_cell[box][:, None, None, None]
+
+    def grid(self, corner: Tensor, size: Tensor) -> Tensor:
+        """The numbers of the cells of crops with these corners, each in a box of its own of that size (batch, 3)."""
         along = (corner[:, :, None] + self._offsets) % size[:, :, None]
         plane = along[:, 0, :, None] * size[:, 1, None, None] + along[:, 1, None, :]
-        found = plane[..., None] * size[:, 2, None, None, None] + along[:, 2, None, None, :]
-        return found + self._first_cell[box][:, None, None, None]
+        return plane[..., None] * size[:, 2, None, None, None] + along[:, 2, None, None, :]
 
 
 class Crops:
@@ -141,18 +149,18 @@ class Crops:
         for key, count in self.num_fields.items():
             batch = torch.empty(len(indices), *[self.crop] * 3, count, dtype=self.dtypes[key]).movedim(-1, 1)
             for crop, box, corner in zip(batch, boxes.tolist(), corners.tolist(), strict=True):
-                self._read_crop(crop, self.volumes[box], key, corner)
+                self.read_into(crop, self.volumes[box], key, corner)
             found[key] = batch
         return found
 
-    def _read_crop(self, crop: Tensor, volume: Volume, key: str, corner: list[int]) -> None:
-        """Fill a crop from a file, in up to eight pieces where it reaches over the borders."""
-        pieces = [_pieces(start, self.crop, count) for start, count in zip(corner, volume.size, strict=True)]
+    def read_into(self, part: Tensor, volume: Volume, key: str, corner: list[int]) -> None:
+        """Fill a part (fields, cells, cells, cells) from a file, in pieces where it reaches over the borders."""
+        pieces = [_pieces(*along) for along in zip(corner, part.shape[1:], volume.size, strict=True)]
         for first in pieces[0]:
             for second in pieces[1]:
                 for third in pieces[2]:
                     (a, to_a), (b, to_b), (c, to_c) = first, second, third
-                    crop[:, to_a, to_b, to_c] = self.read(volume, key, (a, b, c))
+                    part[:, to_a, to_b, to_c] = self.read(volume, key, (a, b, c))
 
     def read(self, volume: Volume, key: str, place: tuple[slice, slice, slice]) -> Tensor:
         """A part of a box, in the dtype of the crops."""
@@ -170,9 +178,9 @@ class Crops:
         """All boxes in the memory of a device."""
         return Resident(self, device)
 
-    def in_memory(self) -> Self:
+    def in_memory(self) -> "Crops":
         """The same crops, of boxes that are read into the host's memory once."""
-        return type(self)(self.volumes, self.crop, self.wrap, self._dtype)
+        return Crops(self.volumes, self.crop, self.wrap, self._dtype)
 
     def draw(self, count: int, seed: int = 0) -> Subset:
         """Some crops, drawn once: for validation, say."""

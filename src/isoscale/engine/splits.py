@@ -26,6 +26,7 @@ from isoscale.data.mixture import (
 from isoscale.data.order import Order
 from isoscale.data.samples import InProcess, is_dataset
 from isoscale.data.sources import Source, Sources, Subset, as_source, has_splits
+from isoscale.data.tiles import TiledCrops
 from isoscale.data.window_order import WindowOrder
 from isoscale.engine.config import Limit
 from isoscale.engine.lightning.loaders import Loaded, LoadedData, SamplerOrder, is_data_module, known_order
@@ -201,10 +202,10 @@ class SplitMaker:
     def _device(self) -> torch.device:
         return self._accelerator.device
 
-    def _residency(self, source: Source, decided: Residency) -> Place:
+    def _residency(self, source: Source, decided: Residency, order: Indices | None = None) -> Place:
         wanted = self._settings.data.residency
         wanted = decided if wanted == "auto" else wanted
-        return choose(source, wanted, self._accelerator.total_memory, total_memory())
+        return choose(source, wanted, self._accelerator.total_memory, total_memory(), order)
 
     def _wanted(self, split: str) -> Wanted | None:
         section: Data = self._settings.data
@@ -242,6 +243,10 @@ class SplitMaker:
             if source is not wanted.source:
                 raise UserError("the loader has a sampler of its own: data.subset and train.overfit_batches need none")
             return SamplerOrder(wanted.sampler, self._settings.seed)
+        if isinstance(source, TiledCrops):
+            if wanted.shuffle is not True:
+                raise UserError("data.tile has an order of its own, from tiles to tiles: leave data.shuffle out")
+            return source.order(self._settings.seed)
         if isinstance(wanted.shuffle, WindowShuffle):
             blocks = wanted.shuffle
             return WindowOrder(len(source), self._settings.seed, blocks.samples_per_block, blocks.blocks_per_window)
@@ -262,7 +267,7 @@ class SplitMaker:
         return limited(self._plan_of(drawn, wanted.batch_size, wanted.drop_last, num_micro=num_micro), limit)
 
     def _split(self, source: Source, plan: BatchPlan, order: Indices, decided: Residency = "auto") -> Split:
-        residency = self._residency(source, decided)
+        residency = self._residency(source, decided, order)
         feed = make_feed(residency, source, order, plan, self._device)
         return Split(source, plan, residency, feed, self._loaded, order)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from isoscale.data.mixture import Mixture, MixturePlan, system_probabilities
 from isoscale.data.sources import Source
+from isoscale.data.tiles import TiledCrops, TileOrder
 from isoscale.data.window_order import WindowOrder, describe_windows
 from isoscale.engine.diagnose.memory import size
 from isoscale.engine.trainer import Trainer
@@ -86,7 +87,10 @@ def visible_rows(facts: Sequence[Facts]) -> list[tuple[str, str]]:
 
 def _order(trainer: Trainer) -> list[tuple[str, str]]:
     """How well samples are mixed, where that is less than completely."""
-    order = trainer.train.order
+    order, source = trainer.train.order, trainer.train.source
+    if isinstance(source, TiledCrops) and isinstance(order, TileOrder):
+        memory = "" if trainer.train.residency == "disk" else f", {size(source.buffer_bytes)} with those read ahead"
+        return [("tiles", f"{source.describe()}{memory}")]
     if not isinstance(order, WindowOrder):
         return []
     return [("order", describe_windows(order, trainer.train.plan.batch_size))]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.batches import Batch, Plan, copy_batch, map_tensors, tensors_of, to_device
-from isoscale.data.feeds.feed import Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
+from isoscale.data.feeds.feed import Feed, Indices, Part, Window, aligned_stride, as_part, cut_rows, owned
 from isoscale.data.samples import InProcess, Request, is_dataset
 from isoscale.data.sources import Source, is_vectorised, nbytes, own_copy
 from isoscale.system import devices
@@ -135,7 +135,7 @@ class HostFeed:
         """Fetch up to `num_ahead` steps ahead; a dataset is read in the step's thread until `read_with` changes it."""
         self._plan = plan
         self._device = device
-        self._window = Window(order, torch.device("cpu"), WINDOW)
+        self._window = Window(order, torch.device("cpu"), getattr(order, "window", WINDOW))
         self._num_samples = order.num_samples
         self._fetcher: Fetcher = InProcess(source) if is_dataset(source) else WholeParts(source, num_ahead)
         self._reader: Reader | Inline | None = None
@@ -212,7 +212,7 @@ class HostFeed:
 class HostSlot:
     """Batches at a fixed address, copied from the feed before each launch."""
 
-    def __init__(self, feed: HostFeed, example: list[list[Part]], num_steps: int) -> None:
+    def __init__(self, feed: Feed, example: list[list[Part]], num_steps: int) -> None:
         """Room for `num_steps` steps shaped like `example`."""
         self._feed = feed
         self._steps = [map_tensors(example, torch.empty_like) for _ in range(num_steps)]

@@ -8,7 +8,9 @@ from isoscale.data.batches import Plan
 from isoscale.data.feeds.device import DeviceFeed
 from isoscale.data.feeds.feed import Feed, Indices
 from isoscale.data.feeds.host import HostFeed, RowFeed
+from isoscale.data.feeds.tiles import HostTileFeed, TileFeed
 from isoscale.data.sources import Source, Subset, TensorSource, is_on_disk, is_rows, is_vectorised, nbytes, whole
+from isoscale.data.tiles import TiledCrops, TileOrder
 from isoscale.errors import UserError
 
 SHARE_OF_DEVICE = 0.25
@@ -20,8 +22,13 @@ Residency = Literal["auto", "device", "host", "disk"]
 Place = Literal["device", "host", "disk"]
 
 
-def choose(source: Source, residency: Residency, device_memory: int, host_memory: int) -> Place:
-    """Decide `auto` by the size of the data against the whole of the device's and of the host's memory."""
+def choose(
+    source: Source, residency: Residency, device_memory: int, host_memory: int, order: Indices | None = None
+) -> Place:
+    """Decide `auto` by the size of the data against the whole of the device's and of the host's memory.
+
+    Where the order goes from tiles to tiles, it is the size of those that are there at a time.
+    """
     if residency == "device" and not is_vectorised(source):
         raise UserError(
             "data.residency: device would read every sample of the dataset once and keep it, and random augmentation "
@@ -31,9 +38,11 @@ def choose(source: Source, residency: Residency, device_memory: int, host_memory
         raise UserError("data.residency: disk is for data in files, and this data is in memory; use auto or host")
     if residency != "auto":
         return residency
-    if is_vectorised(source) and nbytes(source) <= SHARE_OF_DEVICE * device_memory:
+    is_tiled = isinstance(source, TiledCrops) and isinstance(order, TileOrder)
+    size = source.buffer_bytes if is_tiled else nbytes(source) if is_vectorised(source) or is_on_disk(source) else 0
+    if is_vectorised(source) and size <= SHARE_OF_DEVICE * device_memory:
         return "device"
-    return "disk" if is_on_disk(source) and nbytes(source) > SHARE_OF_HOST * host_memory else "host"
+    return "disk" if is_on_disk(source) and size > SHARE_OF_HOST * host_memory else "host"
 
 
 def _in_memory(source: Source) -> Source:
@@ -46,6 +55,8 @@ def _in_memory(source: Source) -> Source:
 
 def make_feed(residency: Place, source: Source, order: Indices, plan: Plan, device: torch.device) -> Feed:
     """The feed for a residency."""
+    if isinstance(source, TiledCrops) and isinstance(order, TileOrder) and residency != "disk":
+        return (TileFeed if residency == "device" else HostTileFeed)(source, order, plan, device)
     if residency == "device":
         return DeviceFeed(source, order, plan, device)
     if residency == "host" and is_on_disk(source):

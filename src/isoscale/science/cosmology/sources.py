@@ -10,6 +10,7 @@ import torch
 from isoscale.data.files import data_folder, find_files
 from isoscale.data.formats.opening import SUFFIXES, open_array
 from isoscale.data.sources import SPLITS, Sources
+from isoscale.data.tiles import CROPS_PER_TILE, TiledCrops
 from isoscale.data.volumes import Crops, Volume
 from isoscale.errors import UserError
 from isoscale.science.cosmology.boxes import ensure_box
@@ -36,6 +37,9 @@ class Boxes(Sources):
         wrap: bool = False,
         dtype: Literal["float32", "bfloat16"] | None = None,
         eval_samples: int = 8192,
+        tile: int | None = None,
+        tiles_at_once: int | None = None,
+        crops_per_tile: int | None = None,
     ) -> None:
         """Files with an array (fields, cells, cells, cells) for each of `input` and `target`: HDF5, Zarr or .npz.
 
@@ -43,20 +47,28 @@ class Boxes(Sources):
         where the files do not; of a vector, the names end in _x, _y and _z. `crop` is the number of cells along an edge
         of a crop, and with `wrap` crops go on at the other side of a periodic box. `dtype` is what boxes are kept in,
         by default what they are stored in. A validation or a test looks at `eval_samples` crops, always the same ones.
+
+        Training boxes that are larger than memory are read in tiles of up to `tile` cells a side: crops of
+        `tiles_at_once` (4) are mixed, and `crops_per_tile` (4096) are taken of each before others follow.
         """
         given = {split: paths for split, paths in zip(SPLITS, (train, val, test), strict=True) if paths}
         if not given:
             raise UserError("data names no box: set data.train to HDF5 files, or make some: isoscale data make")
         if crop < 1 or eval_samples < 1:
             raise UserError(f"data.crop is {crop} and data.eval_samples {eval_samples}: both have to be at least 1")
+        if tile is None and (tiles_at_once, crops_per_tile) != (None, None):
+            raise UserError(
+                "data.tiles_at_once and data.crops_per_tile are for tiles: set data.tile, or leave them out"
+            )
         names = {"input": input, "target": target}
         volumes = {split: [open_box(path, names, fields) for path in find(paths, split)]
                    for split, paths in given.items()}  # fmt: skip
         check_alike([volume for each in volumes.values() for volume in each])
-        self.crops = {
-            split: Crops(each, crop, wrap, None if dtype is None else getattr(torch, dtype), on_disk=True)
-            for split, each in volumes.items()
-        }
+        kept = None if dtype is None else getattr(torch, dtype)
+        self.crops = {split: Crops(each, crop, wrap, kept, on_disk=True) for split, each in volumes.items()}
+        if tile is not None and "train" in volumes:
+            per_tile = CROPS_PER_TILE if crops_per_tile is None else crops_per_tile
+            self.crops["train"] = TiledCrops(volumes["train"], crop, tile, tiles_at_once, per_tile, wrap, kept)
         """All crops of the boxes of each split."""
         drawn = {
             split: crops if split == "train" else crops.draw(min(eval_samples, len(crops)))
