@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterator
 from itertools import count
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from isoscale.system import devices
 
 SLAB_BYTES = 32 << 20
 """Of a tile that are read at a time."""
+MOST_SLABS = 2
+"""On their way to the device."""
 
 
 class Loaded(NamedTuple):
@@ -62,6 +65,8 @@ class TileFeed:
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Halves that are free, each as an event after which nobody reads it any more."""
         self._closed = threading.Event()
+        self._copies: deque[Any] = deque()
+        """Of slabs on their way to the device, in the thread: for the memory that they come from."""
 
     def parts(self, step: int) -> list[list[Part]]:
         """The parts of a step; tiles are read afresh where it does not follow the last one."""
@@ -118,15 +123,17 @@ class TileFeed:
         self._current = loaded
         return loaded
 
-    def _moment(self) -> Any:
+    def _moment(self, **options: Any) -> Any:
         """Behind all that the running stream was given so far; None where nothing is put off."""
-        return self._accelerator.recorded() if isinstance(self._accelerator, devices.Cuda) else None
+        return self._accelerator.recorded(**options) if isinstance(self._accelerator, devices.Cuda) else None
 
     def _load_from(self, first: int, free: "queue.SimpleQueue[Any]", closed: threading.Event) -> Iterator[Loaded]:
         """Read window after window, in a thread, each when a half is free."""
         before: dict[int, int] = {}
         for number in count(first):
             moment = free.get()
+            if closed.is_set():
+                return
             first_slot = (number - first) % NUM_WINDOWS * self._crops.tiles_at_once
             window = self._order.numbered(number)
             with self._accelerator.on(self._stream):
@@ -155,9 +162,12 @@ class TileFeed:
                 elif self._stream is None:
                     crops.fill(slab.movedim(-1, 0), key, tile, start)
                 else:  # through page-locked memory, so that the device copies by itself
+                    if len(self._copies) == MOST_SLABS:
+                        self._copies.popleft().synchronize()
                     staged = torch.empty(slab.shape, dtype=slab.dtype, pin_memory=True)
                     crops.fill(staged.movedim(-1, 0), key, tile, start)
                     slab.copy_(staged, non_blocking=True)
+                    self._copies.append(self._moment(blocking=True))
                 yield
 
     def slot(self, step: int, num_steps: int) -> HostSlot:
