@@ -82,7 +82,7 @@ def make_files(
     place = devices.find(device).device
     said = []
     for number in range(boxes):
-        path, simulation = folder / f"box{number}.h5", Simulation(seed=seed + number, **settings)
+        path, simulation = folder / f"box{number}.h5", Simulation.of(seed=seed + number, **settings)
         began = time.monotonic()
         is_new = ensure_box(path, simulation, place, partial(_report_bytes, report, path.name, simulation))
         what = f"{path}: {simulation.cells}³ cells of {simulation.cell_size:g} Mpc/h, seed {simulation.seed}"
