@@ -85,8 +85,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/quality"))
     given = parser.parse_args()
     boxes = SimulatedBoxes(cells=CELLS, crop=CROP, wrap=True)
-    print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; {CELLS}³ cells, crops of "
-          f"{CROP}³, {given.epochs * SAMPLES // BATCH} steps of {BATCH}")  # fmt: skip
+    print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(f"{CELLS}³ cells, crops of {CROP}³, {given.epochs * SAMPLES // BATCH} steps of {BATCH}\n")
     for seed in range(given.seeds):
         for name, made in (
             ("isoscale", lambda seed: ours(seed, given.epochs, given.folder)),

@@ -2,14 +2,15 @@
 
     python benchmarks/cosmology_universe.py POSITIONS.npy --box 32 --sigma-8 0.808 …
 
-POSITIONS.npy has the positions (particles, 3) of a periodic box in Mpc/h. Boxes of the same size, with as many particles
-and the same cosmology, are simulated from several seeds; both are put on the same mesh. One box of tens of Mpc/h has few
-long waves, so that the scatter between seeds says how far apart two boxes may be.
+POSITIONS.npy has the positions (particles, 3) of a periodic box in Mpc/h. Boxes of the same size, with as many
+particles and the same cosmology, are simulated from several seeds; both are put on the same mesh. One box of tens of
+Mpc/h has few long waves, so that the scatter between seeds says how far apart two boxes may be.
 """
 
 import argparse
 import math
 import time
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ def main() -> None:
     print(f"{cells}³ particles, {given.seeds} seeds, {seconds:.1f} s each on {torch.get_num_threads()} threads\n")
     linear = cosmology.power(k) * cosmology.growth(1 / (1 + given.redshift)) ** 2
     print("| k, h/Mpc | other / ours | scatter of one box | other / linear | ours / linear |\n|---|---|---|---|---|")
-    for low, high in zip(EDGES[:-1], EDGES[1:], strict=True):
+    for low, high in pairwise(EDGES):
         band = slice(low - 1, high - 1)
         theirs, line = banded(other, band), banded(linear, band)
         mine = torch.stack([banded(power, band) for power in ours])
