@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import isoscale
 from isoscale.data.batches import BatchPlan
@@ -26,6 +27,7 @@ from isoscale.system import devices
 from tests.data.test_volumes import Field, box
 from tests.engine.step.recorded_graphs import recorded_graphs
 from tests.helpers import QUIET, first_step, sha
+from tests.laws.test_host_stays_out_of_the_step import nothing_waits
 from tests.ranks import fit_on
 
 __all__ = ["recorded_graphs"]
@@ -288,6 +290,109 @@ def test_the_start_says_how_many_tiles_there_are(tmp_path: Path, capsys: pytest.
     trained(tmp_path / "run", tiled(), **{"observe.level": "info", "train.steps": 1})
     assert "20 of up to 6³ cells, 2 at once, 10 crops of each, 10 KiB with those read ahead" in capsys.readouterr().out
     trained(tmp_path / "few", tiled(), **{"data.subset": 20, "train.epochs": 1, "data.samples_per_epoch": 20})
+
+
+class Event:
+    """Of a stream that does everything at once."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Stream:
+    """Notes who waits for what."""
+
+    def __init__(self, name: str, noted: list[Any]) -> None:
+        self.name, self.noted = name, noted
+
+    def wait_event(self, event: Event) -> None:
+        self.noted.append(("waits", self.name, event))
+
+    def record_event(self) -> Event:
+        event = Event()
+        self.noted.append(("records", self.name, event))
+        return event
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Streams(devices.Cuda):
+    """A CPU that believes to have streams."""
+
+    available_memory = 1 << 30
+
+    def __init__(self, noted: list[Any]) -> None:
+        super().__init__(CPU)
+        self.running, self.beside = Stream("running", noted), Stream("beside", noted)
+
+    def new_stream(self) -> Stream:
+        return self.beside
+
+    def running_stream(self) -> Stream:
+        return self.running
+
+    def on(self, stream: Any) -> Any:
+        return nullcontext()
+
+    def recorded(self, **options: Any) -> Event:
+        is_main = threading.current_thread() is threading.main_thread()
+        return (self.running if is_main else self.beside).record_event()
+
+    def sent(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+def test_streams_wait_for_each_other_before_a_half_is_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[Any] = []
+    empty, cells, load = torch.empty, TileFeed._cells, TileFeed._load
+
+    def reads(self: TileFeed, samples: Tensor, loaded: Any) -> Tensor:
+        noted.append(("reads", loaded.first_slot // 2))
+        return cells(self, samples, loaded)
+
+    def writes(self: TileFeed, tile: int, slot: int, known: int | None) -> Any:
+        noted.append(("writes", slot // 2))
+        return load(self, tile, slot, known)
+
+    monkeypatch.setattr(TileFeed, "_cells", reads)
+    monkeypatch.setattr(TileFeed, "_load", writes)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options))
+    streams = Streams(noted)
+    monkeypatch.setattr(devices, "of", lambda device: streams)
+    crops = tiled()
+    feed = TileFeed(crops, crops.order(0), BatchPlan(len(crops), 6), CPU)
+    for step in [*range(20), 2, 3]:
+        feed.parts(step)
+    feed.close()
+
+    def follows(earlier: int, later: int, one: str, other: str) -> bool:
+        """Whether a stream notes its place after `earlier`, and the other one waits for it before `later`."""
+        between = noted[earlier:later]
+        recorded = [entry[2] for entry in between if entry[:2] == ("records", one)]
+        return any(("waits", other, event) in between for event in recorded)
+
+    for what, before, one, other in (
+        ("writes", "reads", "running", "beside"),
+        ("reads", "writes", "beside", "running"),
+    ):
+        checked = 0
+        for later, entry in enumerate(noted):
+            places = [at for at, past in enumerate(noted[:later]) if past == (before, entry[1])]
+            if entry[0] == what and places:
+                assert follows(places[-1], later, one, other), (what, later)
+                checked += 1
+        assert checked >= 15
+
+
+def test_gathering_from_tiles_never_looks_at_a_value() -> None:
+    crops = tiled()
+    feed = TileFeed(crops, crops.order(0), BatchPlan(len(crops), 6), CPU)
+    with nothing_waits():
+        for step in range(20):
+            feed.parts(step)
+    feed.close()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -38,8 +38,10 @@ def choose(
         raise UserError("data.residency: disk is for data in files, and this data is in memory; use auto or host")
     if residency != "auto":
         return residency
-    is_tiled = isinstance(source, TiledCrops) and isinstance(order, TileOrder)
-    size = source.buffer_bytes if is_tiled else nbytes(source) if is_vectorised(source) or is_on_disk(source) else 0
+    if isinstance(source, TiledCrops) and isinstance(order, TileOrder):
+        size = source.buffer_bytes
+    else:
+        size = nbytes(source) if is_vectorised(source) or is_on_disk(source) else 0
     if is_vectorised(source) and size <= SHARE_OF_DEVICE * device_memory:
         return "device"
     return "disk" if is_on_disk(source) and size > SHARE_OF_HOST * host_memory else "host"
