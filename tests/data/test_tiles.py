@@ -232,7 +232,7 @@ def test_a_file_that_is_cut_short_while_training_is_named(residency: str, tmp_pa
     feed.parts(0)
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size // 2)
-    with pytest.raises(UserError, match=r"box\.h5 \(input\) is damaged"):
+    with pytest.raises(UserError, match=r"box\.h5 (\(input\) is damaged|.*bytes found)"):
         for step in range(1, 100):
             feed.parts(step)
     path.unlink()

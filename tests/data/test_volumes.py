@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import isoscale
+from isoscale.data.formats.opening import open_array
 from isoscale.data.volumes import Crops, Volume
 from isoscale.errors import UserError
 from tests.helpers import QUIET, sha
@@ -136,3 +137,21 @@ def test_drawn_crops_are_always_the_same_and_no_more_than_there_are() -> None:
 def test_boxes_that_do_not_fit_are_refused(volumes: list[Volume], crop: int, words: str) -> None:
     with pytest.raises(UserError, match=words):
         Crops(volumes, crop)
+
+
+@pytest.mark.parametrize("name", ["box.h5", "box"])
+def test_a_file_that_is_cut_short_after_it_was_opened_is_named(name: str, tmp_path: Path) -> None:
+    """HDF5 would give zeros, and a mapped file would end the process."""
+    path, array = tmp_path / name, np.ones((1, 64, 64, 64), np.float32)
+    if name == "box":
+        path.mkdir()
+        np.save(path / "input.npy", array)
+    else:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("input", data=array)
+    crops = Crops([Volume(name, {"input": open_array(path, "input")})], 4, on_disk=True)
+    assert crops.fetch(torch.tensor([0]))["input"].min() == 1
+    with (path / "input.npy" if name == "box" else path).open("r+b") as cut:
+        cut.truncate(1 << 19)
+    with pytest.raises(UserError, match=r"was cut short while it was in use: 524,288 bytes found"):
+        crops.fetch(torch.tensor([len(crops) - 1]))

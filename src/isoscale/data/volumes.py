@@ -6,6 +6,7 @@ residency and after every restart, as the samples of other sources are.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from isoscale.data.batches import Batch
 from isoscale.data.columns import as_tensor
+from isoscale.data.formats.checks import check_not_cut
 from isoscale.data.order import Order
 from isoscale.data.sources import Subset
 from isoscale.errors import UserError
@@ -164,7 +166,10 @@ class Crops:
 
     def read(self, volume: Volume, key: str, place: tuple[slice, slice, slice]) -> Tensor:
         """A part of a box, in the dtype of the crops."""
-        found = volume.arrays[key][(slice(None), *place)]
+        array = volume.arrays[key]
+        if isinstance(array, np.memmap):  # to touch what was cut off would end the process
+            check_not_cut(str(array.filename), os.stat(str(array.filename)).st_size, array.offset + array.nbytes)
+        found = array[(slice(None), *place)]
         tensor = found if isinstance(found, Tensor) else as_tensor(np.ascontiguousarray(found))
         if tensor.is_floating_point() and not tensor.isfinite().all():
             field, *cell = (~tensor.isfinite()).nonzero()[0].tolist()

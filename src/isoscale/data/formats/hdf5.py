@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from isoscale.data.columns import BLOCK_BYTES, Array, Column, Rows, row_bytes
-from isoscale.data.formats.checks import check_length, check_numbers, split_shape
+from isoscale.data.formats.checks import check_length, check_not_cut, check_numbers, split_shape
 from isoscale.data.formats.mapped import MappedColumn
 from isoscale.data.formats.views import Flattened
 from isoscale.errors import UserError
@@ -94,15 +94,20 @@ class Hdf5Array:
             check_numbers(self.name, stored.dtype)
             self.shape, self.dtype = stored.shape, stored.dtype.newbyteorder("=")
             self.attributes = {**file.attrs, **stored.attrs}
-        self._path, self._dataset, self._version = str(path), dataset, path.stat().st_mtime_ns
+        status = path.stat()
+        self._path, self._dataset, self._version, self._end = str(path), dataset, status.st_mtime_ns, status.st_size
         weakref.finalize(self, _kept_open.cache_clear)
 
     def __getitem__(self, place: Any) -> Array:
         """What numpy would give."""
+        file = _kept_open(self._path, self._version, os.getpid())
         try:
-            return _kept_open(self._path, self._version, os.getpid())[self._dataset][place]
+            found = file[self._dataset][place]
         except OSError as error:
             raise UserError(f"{self.name} is damaged, or needs a filter that is not there: {error}") from None
+        # Of what was cut off since the file was opened, HDF5 gives zeros.
+        check_not_cut(self.name, os.fstat(file.id.get_vfd_handle()).st_size, self._end)
+        return found
 
 
 def hdf5_names(path: Path) -> list[str]:
