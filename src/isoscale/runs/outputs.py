@@ -61,8 +61,13 @@ class Outputs:
         if section.tensorboard:
             self.observers.add(
                 TensorBoard(
-                    directory.tensorboard, step + 1, section.tensorboard, self.observers.note, self._check_place
-                )
+                    directory.tensorboard,
+                    step + 1,
+                    section.tensorboard,
+                    self.observers.note,
+                    self._check_place,
+                    section.tensorboard_tags,
+                )  # fmt: skip
             )
         for logger, spec in zip(self._built, section.loggers, strict=True):
             self.loggers.append(Background(logger, self.observers.note, send_command(directory.path, spec)))
