@@ -36,7 +36,7 @@ class Observe(Config):
     histograms of parameters and gradients, the model's graph and the settings; each evaluation then takes longer."""
     tensorboard_tags: Annotated[dict[str, str], AfterValidator(_told_apart)] = {}
     """What TensorBoard calls a metric, {val/loss: Loss/valid}, so that charts are shared with other programs. A metric
-    that is named here is written to the folder `tagged` by that tag, whatever its stage; all others stay as they are."""
+    that is named here is written to the folder `tagged` by that tag, whatever its stage; others stay as they are."""
     loggers: list[Any] = []
     """Further loggers: mlflow, wandb, comet, neptune or a class path, alone or as {class, arguments}."""
     level: Literal["debug", "info", "warning", "error"] = "info"
