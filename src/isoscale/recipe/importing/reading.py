@@ -85,10 +85,9 @@ def import_file(path: Path, words: Sequence[str], moved: Path | None, config: st
         if importer.holds_configs:
             node, label = _config(node, config, label)
         own, rest = split(words, importer.sections)
-        for word in rest:
-            meant = nearest(_key(word), importer.sections)
-            advice = f'did you mean "{meant}"?' if meant else "put it into the recipe that is made of it"
-            raise UserError(f"{word} is not a key of {path}: {advice}")
+        problems += _misspelt(rest, importer.sections)
+        for word in rest if not problems else ():
+            raise UserError(f"{word} is not a key of {path}: put it into the recipe that is made of it")
         node = apply_overrides(node, _as_spelled(own, node, importer), problems)
         file = PeerFile(label, plain(node), origins(node), location.folder)
     imported: Imported = load(importer.translate)(file._replace(moved=moved), problems)
