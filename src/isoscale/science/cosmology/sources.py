@@ -86,7 +86,8 @@ class SimulatedBoxes(Boxes):
                 echo(f"simulating a box of {cells}³ cells, once: {place}", err=True)
             ensure_box(place, settings, torch.device("cpu"))
             paths.append(str(place))
-        super().__init__(*paths, **boxes)
+        train, val, test = paths
+        super().__init__(train, val, test, **boxes)
 
 
 def find(paths: Paths, split: str) -> list[Path]:
