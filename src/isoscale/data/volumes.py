@@ -7,7 +7,7 @@ residency and after every restart, as the samples of other sources are.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,9 @@ from isoscale.data.formats.checks import check_not_cut
 from isoscale.data.order import Order
 from isoscale.data.sources import Subset
 from isoscale.errors import UserError
+
+SLAB_BYTES = 64 << 20
+"""Of a box that are read at a time, at least."""
 
 
 class Volume(NamedTuple):
@@ -204,7 +207,7 @@ class Resident:
     """Boxes in the memory of a device, one row of fields for each cell; called with samples, it gives their crops."""
 
     def __init__(self, crops: Crops, device: torch.device) -> None:
-        """Bring all boxes of `crops` there, plane by plane."""
+        """Bring all boxes of `crops` there, some planes at a time."""
         self._geometry = Geometry(crops.sizes, crops.crop, crops.wrap, device)
         total = sum(volume.num_cells for volume in crops.volumes)
         self._rows = {
@@ -214,11 +217,12 @@ class Resident:
         start = 0
         for volume in crops.volumes:
             per_plane = volume.num_cells // volume.size[0]
-            for first in range(volume.size[0]):
-                for key, rows in self._rows.items():
-                    plane = crops.read(volume, key, (slice(first, first + 1), slice(None), slice(None)))
-                    rows[start : start + per_plane].copy_(plane.flatten(1).t())
-                start += per_plane
+            for key, rows in self._rows.items():
+                of_box = rows[start : start + volume.num_cells]
+                for planes in slabs(volume.arrays[key]):
+                    slab = crops.read(volume, key, (planes, slice(None), slice(None))).to(device)
+                    of_box[planes.start * per_plane : planes.stop * per_plane].copy_(slab.flatten(1).t())
+            start += volume.num_cells
 
     def __call__(self, samples: Tensor) -> Batch:
         """The crops (batch, fields, crop, crop, crop), stored channels last."""
@@ -227,6 +231,15 @@ class Resident:
             key: rows.index_select(0, cells).view(len(samples), crop, crop, crop, -1).movedim(-1, 1)
             for key, rows in self._rows.items()
         }
+
+
+def slabs(array: Any) -> Iterator[slice]:
+    """Planes of an array (fields, cells, cells, cells) that are read at a time: whole chunks, which are read once."""
+    num_fields, num_planes, *plane = array.shape
+    chunk = (getattr(array, "chunks", None) or (1, 1))[1]
+    at_once = max(1, SLAB_BYTES // (num_fields * math.prod(plane) * array.dtype.itemsize * chunk)) * chunk
+    for first in range(0, num_planes, at_once):
+        yield slice(first, min(first + at_once, num_planes))
 
 
 def _pieces(start: int, count: int, size: int) -> list[tuple[slice, slice]]:

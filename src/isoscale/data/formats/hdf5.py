@@ -92,7 +92,7 @@ class Hdf5Array:
         with _open(str(path)) as file:
             stored = file[dataset]
             check_numbers(self.name, stored.dtype)
-            self.shape, self.dtype = stored.shape, stored.dtype.newbyteorder("=")
+            self.shape, self.dtype, self.chunks = stored.shape, stored.dtype.newbyteorder("="), stored.chunks
             self.attributes = {**file.attrs, **stored.attrs}
         status = path.stat()
         self._path, self._dataset, self._version, self._end = str(path), dataset, status.st_mtime_ns, status.st_size

@@ -75,7 +75,7 @@ class ZarrArray(ZarrColumn):
     def __init__(self, path: Path, dataset: str) -> None:
         """The array of that name."""
         super().__init__(path, dataset)
-        self.shape = (self.num_rows, *self.row_shape)
+        self.shape, self.chunks = (self.num_rows, *self.row_shape), self._stored.chunks
         self.attributes = dict(self._stored.attrs)
 
     def __getitem__(self, place: Any) -> Array:

@@ -66,10 +66,10 @@ class Boxes(Sources):
         check_alike([volume for each in volumes.values() for volume in each])
         kept = None if dtype is None else getattr(torch, dtype)
         self.crops = {split: Crops(each, crop, wrap, kept, on_disk=True) for split, each in volumes.items()}
+        """All crops of the boxes of each split."""
         if tile is not None and "train" in volumes:
             per_tile = CROPS_PER_TILE if crops_per_tile is None else crops_per_tile
             self.crops["train"] = TiledCrops(volumes["train"], crop, tile, tiles_at_once, per_tile, wrap, kept)
-        """All crops of the boxes of each split."""
         drawn = {
             split: crops if split == "train" else crops.draw(min(eval_samples, len(crops)))
             for split, crops in self.crops.items()
