@@ -250,8 +250,8 @@ def _curves(name: str, shown: Curves) -> Figure:
         open_axes(axes)
         axes.margins(x=0)
         if "x" in shown.logarithmic:
-            _logarithmic_x(axes)
-    if "y" in shown.logarithmic:
+            _logarithmic_x(axes, shown.places)
+    if "y" in shown.logarithmic and any((values > 0).any() for values in shown.values.values()):
         above.set_yscale("log")
     figure.align_ylabels()
     above.legend(frameon=False, fontsize=9)
@@ -265,8 +265,9 @@ def _look_near_one(axes: Axes) -> None:
     axes.set_ylim(1 - half, 1 + half)
 
 
-def _logarithmic_x(axes: Axes) -> None:
+def _logarithmic_x(axes: Axes, places: NDArray[np.float64]) -> None:
     """With plain numbers, and enough of them where the axis has no power of ten."""
+    axes.set_xlim(places[0], places[-1])
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -286,7 +287,7 @@ def _bands(name: str, shown: Bands) -> Figure:
         axes.set_ylabel(plain(up))
         open_axes(axes)
         axes.margins(x=0)
-        _logarithmic_x(axes)
+        _logarithmic_x(axes, shown.places)
         if shown.words:
             axes.fill_between([], [], [], color=GRAY, alpha=0.18, linewidth=0, label=plain(shown.words))
         if shown.mark is not None:
@@ -313,7 +314,7 @@ def _slices(name: str, shown: Slices) -> Figure:
         layout.explain(num_rows - 1, column, image)
         if shown.difference:
             apart = values[1] - values[0]
-            most = float(np.nanmax(np.abs(apart)))
+            most = float(np.nanmax(np.abs(apart), initial=0))
             layout.explain(num_rows, column, layout.draw(num_rows, column, apart, APART, -most, most))
         layout.write(layout.left + column * layout.step + layout.side / 2, layout.top - 0.12, words, ha="center")
     for row, words in enumerate([*shown.rows, *(["difference"] if shown.difference else [])]):
@@ -351,7 +352,8 @@ class _Table:
         axes = self._axes(self.left + column * self.step, self.start(row), self.side)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_linewidth(0.5)
-        high = high if high > low else low + 1e-3
+        if not high > low:
+            low, high = low - 1e-3, high + 1e-3
         return axes.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest", aspect="auto")
 
     def explain(self, row: int, column: int, image: AxesImage) -> None:

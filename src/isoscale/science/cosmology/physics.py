@@ -44,10 +44,8 @@ NOISE = 1e-12
 """Power, as a share of a field's mean square, below which there is nothing but rounding: a field is constant then."""
 CONSTANT = 1e-6
 """Variance, as a share of the mean square, below which sums in single precision cannot tell it from 0."""
-CROPS_AT_ONCE = 8
-"""Whose waves are in memory together."""
-
-
+CELLS_AT_ONCE = 1 << 22
+"""Of crops whose waves are in memory together: 16 crops of 64³."""
 INSIDE = 0.99
 """Share of cells that a histogram has to hold between its ends to be shown."""
 MOST_CROPS = 4
@@ -57,7 +55,7 @@ MOST_CROPS = 4
 class Physics(Config):
     """When power spectra and correlations are measured during a training: each time takes a second look at the data."""
 
-    every: Annotated[int, Field(ge=1)] = 1
+    every: Annotated[int, Field(ge=1)] = 5
     """Epochs between two measurements."""
     before: bool = False
     """Whether to measure before the first step."""
@@ -163,7 +161,8 @@ class Measurement:
 
     def _parts(self, samples: Tensor, output: Tensor, target: Tensor) -> list[list[Tensor]]:
         """Sums over a few crops at a time."""
-        chunks = (each.split(CROPS_AT_ONCE) for each in (samples, output, target))
+        count = max(1, CELLS_AT_ONCE // self.crop**3)
+        chunks = (each.split(count) for each in (samples, output, target))
         return [self._sums(*each) for each in zip(*chunks, strict=True)]
 
     def _sums(self, samples: Tensor, predicted: Tensor, true: Tensor) -> list[Tensor]:
@@ -274,13 +273,17 @@ def show(measurement: Measurement, dataset: EvaluatedDataset) -> None:
     """Show all that there is to look at: spectra, distributions of density and temperature, slices."""
     fields = measurement.fields
     k = f"k ({'h/Mpc' if fields.cell_size else '2π/cell'})"
-    if fields.place("density") is not None:
-        dataset.show("power/density", _power(measurement, k))
-    dataset.show("spectra", _agreement(measurement, k))
-    if _is_inside(measurement.pdf):
+    has_density = fields.place("density") is not None
+    if len(measurement.spectra.k) > 1:
+        if has_density:
+            dataset.show("power/density", _power(measurement, k))
+        dataset.show("spectra", _agreement(measurement, k))
+    if has_density and _is_inside(measurement.pdf):
         dataset.show("pdf/density", _distribution(measurement))
-    if _is_inside(measurement.joint):
-        dataset.show("temperature-density", _phases(measurement))
+        if fields.place("temperature") is not None and _is_inside(measurement.joint):
+            dataset.show("temperature-density", _phases(measurement))
+    elif has_density and dataset.occasion.is_full:
+        dataset.note("densities are not ln(ρ/mean ρ)/14, or not between -1 and 1: their distribution is not shown")
     dataset.show("slices", _slices(measurement))
 
 
@@ -315,7 +318,7 @@ def _agreement(measurement: Measurement, k: str) -> Bands:
         predicted, true = found.predicted[group].sum(0), found.true[group].sum(0)
         known = ~found.ratio[group].isnan().all(0)
         ratio = torch.where(known, predicted / true, torch.nan)
-        r = torch.where(known, cross[group].nansum(0) / (predicted * true).sqrt(), torch.nan).nan_to_num(0.0)
+        r = (cross[group].nansum(0) / (predicted * true).sqrt()).nan_to_num(0.0)
         r = torch.where(known, r, torch.nan)
         factor, apart = (each[number, 1 : len(found.k) + 1] for each in (scatter.ratio.exp(), scatter.correlation))
         words = _words(name)
@@ -387,9 +390,8 @@ def _occupied(counts: Tensor, scale: float, offset: float) -> tuple[NDArray[np.f
 
 
 def _is_inside(counts: Tensor | None) -> bool:
-    """Whether a histogram holds anything, and nearly all of it between its ends: else fields are scaled otherwise."""
-    if counts is None or not bool(counts.any()):
-        return False
+    """Whether nearly all of the truth lies between the ends of a histogram: else fields are scaled otherwise."""
+    assert counts is not None
     true = counts[0]
     inside = true[(slice(1, -1),) * true.dim()].sum()
     return bool(inside > INSIDE * true.sum())
