@@ -282,20 +282,21 @@ def _bands(name: str, shown: Bands) -> Figure:
         for place, (label, band) in enumerate(curves.items()):
             colour = COLOURS[place % len(COLOURS)]
             axes.fill_between(shown.places, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
-            axes.plot(shown.places, band.values, color=colour, label=plain(label), linewidth=1.8)
+            axes.plot(shown.places, band.values, color=colour, label=_short(label, 24), linewidth=1.8)
         axes.axhline(1, color="0.6", linewidth=0.8)
-        axes.set_ylabel(plain(up))
+        axes.set_ylabel(_short(up, 40))
         open_axes(axes)
         axes.margins(x=0)
         _logarithmic_x(axes, shown.places)
         if shown.words:
-            axes.fill_between([], [], [], color=GRAY, alpha=0.18, linewidth=0, label=plain(shown.words))
+            axes.fill_between([], [], [], color=GRAY, alpha=0.18, linewidth=0, label=_short(shown.words, 40))
         if shown.mark is not None:
             what, where = shown.mark
-            axes.axvline(where, color=GRAY, linewidth=0.9, linestyle=(0, (5, 4)), label=plain(what))
-    every[0].set_title(plain(name))
+            axes.axvline(where, color=GRAY, linewidth=0.9, linestyle=(0, (5, 4)), label=_short(what, 40))
+    figure.suptitle(plain(name))
     every[-1].set_xlabel(plain(shown.across))
-    every[0].legend(frameon=False, fontsize=9)
+    handles, labels = every[0].get_legend_handles_labels()  # outside, because bands leave no room
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(5, len(labels)), frameon=False, fontsize=9)
     figure.align_ylabels()
     return figure
 
@@ -390,9 +391,9 @@ def _joint_histograms(name: str, shown: JointHistograms) -> Figure:
         image = axes.imshow(masked, cmap="viridis", norm=norm, origin="lower", extent=extent, aspect="auto",
                             interpolation="nearest")  # fmt: skip
         axes.plot(
-            x, mean, color=COLOURS[1], linewidth=1.4, linestyle="--", label=f"mean of the {plain(shown.names[0])}"
+            x, mean, color=COLOURS[1], linewidth=1.4, linestyle="--", label=f"mean of the {_short(shown.names[0], 24)}"
         )
-        axes.set(title=plain(label), xlabel=plain(shown.across))
+        axes.set(title=_short(label, 24), xlabel=plain(shown.across))
         axes.title.set_fontsize(10)
         open_axes(axes)
     every[0].set_ylabel(plain(shown.up))

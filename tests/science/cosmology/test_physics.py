@@ -157,7 +157,9 @@ class TestUnknown:
         zeros = torch.zeros(2, 5, N, N, N)
         found = Predicted(zeros, zeros, is_rehearsal=True, is_full=False, shows=False).measured()
         metrics = ("correlation", "power_error", "cross_correlation")
-        assert found.keys() == {name + end for name in metrics for end in ("", *(f"/{field}" for field in FIELDS))}
+        assert found.keys() == {
+            *metrics, *(f"{name}/density" for name in metrics), *(f"correlation/{field}" for field in FIELDS)
+        }  # fmt: skip
 
 
 class TestFigures:

@@ -146,8 +146,11 @@ class Measurement:
         self.num_cells = num_cells
         self.pdf, self.joint, self.slices = pictures if pictures else (None, None, None)
 
-    def metrics(self) -> dict[str, float]:
-        """Of every field and their mean; NaN where the truth has nothing to compare with."""
+    def metrics(self, every: bool = True) -> dict[str, float]:
+        """Of the mean of fields and of every field; NaN where the truth has nothing to compare with.
+
+        Without `every`, spectra are only judged as a mean and by the density.
+        """
         low = slice(0, max(1, self.crop // 4))  # up to half the Nyquist wave number
         values = {
             "correlation": self.correlation,
@@ -156,7 +159,9 @@ class Measurement:
         }
         found = {name: float(each.nanmean()) for name, each in values.items()}
         for name, each in values.items():
-            found |= {f"{name}/{field}": value for field, value in zip(self.fields.names, each.tolist(), strict=True)}
+            of_fields = zip(self.fields.names, each.tolist(), strict=True)
+            found |= {f"{name}/{field}": value for field, value in of_fields
+                      if every or name == "correlation" or field == "density"}  # fmt: skip
         return found
 
     def _parts(self, samples: Tensor, output: Tensor, target: Tensor) -> list[list[Tensor]]:
@@ -326,7 +331,7 @@ def _agreement(measurement: Measurement, k: str) -> Bands:
         correlations[words] = Band(*map(_array, (r, (r - apart).clamp(min=-1), (r + apart).clamp(max=1))))
     half = float(found.k[max(1, measurement.crop // 4) - 1])
     panels = {"P(k), predicted / true": ratios, "cross-correlation r(k)": correlations}
-    return Bands(_array(found.k), panels, k, "± 1 σ between crops", ("half the Nyquist wave number", half))
+    return Bands(_array(found.k), panels, k, "± 1 σ between crops", ("k Nyquist / 2", half))
 
 
 def _distribution(measurement: Measurement) -> Curves:

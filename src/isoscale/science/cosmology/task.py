@@ -72,7 +72,7 @@ class FieldRegression(Supervised):
         measurement = Measurement(dataset, fields)
         if occasion.shows:
             show(measurement, dataset)
-        found = measurement.metrics()
+        found = measurement.metrics(occasion.is_full)
         return {name: value for name, value in found.items() if occasion.is_rehearsal or not math.isnan(value)}
 
     def show_inputs(self, source: Source, batch: Batch) -> dict[str, Figure]:
