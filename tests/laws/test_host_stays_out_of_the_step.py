@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from isoscale.engine.step.programs import EagerProgram
 from tests.helpers import train
+from tests.science.cosmology import made_boxes
 from tests.science.electronic import made
 from tests.science.potentials import made_systems
 
@@ -95,6 +96,18 @@ def test_no_step_of_a_potential_waits(watched: list[int], tmp_path: Path) -> Non
     }
     train(tmp_path / "run", recipe, train__epochs=5, train__program="eager", observe__every=5)
     assert watched[0] >= 15
+
+
+def test_no_step_of_cosmology_waits(watched: list[int], tmp_path: Path) -> None:
+    train(
+        tmp_path / "run",
+        made_boxes.recipe(tmp_path),
+        train__program="eager",
+        observe__every=5,
+        train__epochs=5,
+        checkpoint__every="5 epochs",
+    )
+    assert watched[0] >= 9
 
 
 def test_a_step_that_waits_is_noticed(watched: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,9 @@ from isoscale.errors import UserError
 from isoscale.science.cosmology import boxes
 from isoscale.science.cosmology.boxes import Scales, make_box, write_box
 from isoscale.science.cosmology.simulation import Simulation, simulate
+from tests.cli.conftest import isoscale
+
+__all__ = ["isoscale"]
 
 CPU = torch.device("cpu")
 SMALL = Simulation(cells=8, particles_per_cell=1, steps=2, seed=5)
@@ -65,3 +68,33 @@ def test_progress_is_reported():
     seen = []
     make_box(SMALL, CPU, lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
+
+
+TINY = ("cells=8", "particles_per_cell=1", "steps=2")
+
+
+def test_the_command_makes_boxes_once(isoscale, tmp_path: Path):
+    made = isoscale("data", "make", "cosmology/box", *TINY, "boxes=2", "--out", str(tmp_path))
+    assert made.code == 0 and "box1.h5: 8³ cells of 0.04 Mpc/h, seed 1, " in made.out
+    with h5py.File(tmp_path / "box0.h5") as one, h5py.File(tmp_path / "box1.h5") as other:
+        assert (one["Nbody"][:] != other["Nbody"][:]).any()
+    assert "made already" in isoscale("data", "make", "cosmology/box", *TINY, "--out", str(tmp_path)).out
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("cells=7",), "cells=7: an even number"),
+    (("cells=many",), 'expected a whole number, found "many"'),
+    (("celsl=8",), 'did you mean "cells"'),
+    (("cosmology={omega_n: 0.3}",), "has no setting 'omega_n'; it has omega_m"),
+    (("boxes=0",), "at least one"),
+    (("seed=3",), "with seed=0 and not 3: choose another folder"),
+    (("device=cuda",), "device=cuda: torch sees none here"),
+])  # fmt: skip
+def test_what_cannot_be_made_is_said_and_nothing_is_touched(isoscale, words, message: str, tmp_path: Path):
+    if words == ("device=cuda",) and torch.cuda.is_available():
+        pytest.skip("has a CUDA device")
+    isoscale("data", "make", "cosmology/box", *TINY, "--out", str(tmp_path))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    refused = isoscale("data", "make", "cosmology/box", *TINY, *words, "--out", str(tmp_path))
+    assert refused.code == 2 and message in refused.err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before

@@ -54,21 +54,24 @@ def make(
             help=f"text, npz, hdf5, or a function of yours: my_module:read. Of nothing: {', '.join(generators())}.",
         ),
     ],
-    words: Annotated[
-        list[str],
-        typer.Argument(metavar="INPUT", help="Files or patterns, and KEY=VALUE for arguments of the converter."),
-    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the new files are written.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="INPUT", help="Files or patterns, and KEY=VALUE for arguments of the converter."),
+    ] = None,
     format_name: Annotated[str, typer.Option("--format", metavar="NAME", help="npy, hdf5 or zarr.")] = "npy",
 ) -> None:
     """Make data files out of others, row by row; what was made already is left alone."""
     from isoscale.data.files import find_files
     from isoscale.data.tools.convert import MANIFEST, make_files
+    from isoscale.errors import UserError
 
-    patterns, arguments = split_words(words)
+    patterns, arguments = split_words(words or [])
     if converter in generators():
         _generate(converter, patterns, arguments, out, format_name)
         return
+    if not patterns:
+        raise UserError(f"{converter} makes files of others: name them, as in isoscale data make {converter} FILE…")
     making = _making(converter, arguments, format_name)
     inputs = find_files(patterns, ())
     made = list(_told(make_files(inputs, out, making)))
@@ -84,7 +87,7 @@ def _generate(name: str, patterns: list[str], arguments: dict[str, Any], out: Pa
 
     if patterns or format_name != "npy":
         given = patterns[0] if patterns else f"--format {format_name}"
-        raise UserError(f"{name} is made of nothing but KEY=VALUE, as .npy files: leave {given} out")
+        raise UserError(f"{name} is made of nothing but KEY=VALUE, as files of its own kind: leave {given} out")
     generator = resolve(generators()[name])
     problems = check_arguments(generator, arguments, (), frozenset({"folder", "report"}))
     if problems:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import h5py
@@ -68,21 +68,33 @@ def make_files(
     folder: Path,
     report: Callable[[str, int, int], None],
     boxes: int = 1,
+    cells: int = 64,
     seed: int = 0,
-    device: str = "auto",
-    **settings: Any,
+    cell_size: float = 0.04,
+    redshift: float = 3.0,
+    particles_per_cell: int = 8,
+    steps: int = 20,
+    temperature: float = 1.2e4,
+    cosmology: dict[str, float] | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> list[str]:
     """Write `box0.h5`, `box1.h5` and so on, of as many seeds; returns what became of each, in words.
 
-    `settings` are those of a simulation: cells, cell_size, redshift, …. The same ones give the same bits on one kind of
-    device. What was made already is left alone.
+    See `Simulation` for what the settings are. The same ones give the same bits on one kind of device. What was made
+    already is left alone.
     """
     if boxes < 1:
         raise UserError(f"boxes={boxes}: at least one is needed")
+    if device != "auto" and not devices.is_available(device):
+        raise UserError(f"device={device}: torch sees none here; leave device out, or see what `isoscale doctor` says")
     place = devices.find(device).device
     said = []
     for number in range(boxes):
-        path, simulation = folder / f"box{number}.h5", Simulation(seed=seed + number, **settings)
+        path = folder / f"box{number}.h5"
+        simulation = Simulation.of(
+            cells=cells, seed=seed + number, cell_size=cell_size, redshift=redshift, steps=steps,
+            particles_per_cell=particles_per_cell, temperature=temperature, cosmology=cosmology or {},
+        )  # fmt: skip
         began = time.monotonic()
         is_new = ensure_box(path, simulation, place, partial(_report_bytes, report, path.name, simulation))
         what = f"{path}: {simulation.cells}³ cells of {simulation.cell_size:g} Mpc/h, seed {simulation.seed}"

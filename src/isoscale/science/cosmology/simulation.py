@@ -12,9 +12,9 @@ of device, and the waves of a seed are the same in a box of the same size with a
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,6 +63,19 @@ class Simulation:
     molecular_weight: float = 0.59
     """Mean mass of a particle of the gas, in masses of a proton."""
     cosmology: Cosmology = field(default_factory=Cosmology)
+
+    @classmethod
+    def of(cls, **settings: Any) -> "Simulation":
+        """A simulation of settings that somebody wrote; `cosmology` is a mapping of its parameters."""
+        given = dict(settings)
+        for kind, part, where in ((cls, given, "a simulation"), (Cosmology, given.get("cosmology", {}), "a cosmology")):
+            known = [each.name for each in fields(kind)]
+            for name in part:
+                if name not in known:
+                    raise UserError(f"{where} has no setting {name!r}; it has {', '.join(known)}")
+        if "cosmology" in given:
+            given["cosmology"] = Cosmology(**given["cosmology"])
+        return cls(**given)
 
     def __post_init__(self) -> None:
         if self.cells < 2 or self.cells % 2:

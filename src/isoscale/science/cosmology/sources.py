@@ -79,7 +79,7 @@ class SimulatedBoxes(Boxes):
         folder = data_folder() / path / f"simulated-{cells}"
         paths = {}
         for number, split in enumerate(SPLITS):
-            settings = Simulation(cells=cells, seed=seed + number, **(simulation or {}))
+            settings = Simulation.of(cells=cells, seed=seed + number, **(simulation or {}))
             known = ",".join(f"{key}={value}" for key, value in sorted((simulation or {}).items()))
             place = folder / known / f"seed{settings.seed}.h5"
             if not place.exists():

@@ -1,6 +1,7 @@
 """The task of learning fields in a box from others, with the physics that people look at."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ from isoscale.errors import UserError
 from isoscale.observe.figures import Figure
 from isoscale.science.cosmology.loss import FieldLoss
 from isoscale.science.cosmology.physics import UNITS, Fields, Measurement, Physics, show, show_inputs
+from isoscale.science.cosmology.symmetries import CubeSymmetry
 
 
 class FieldRegression(Supervised):
@@ -23,9 +25,7 @@ class FieldRegression(Supervised):
     units = UNITS
     of_all = "mean of fields"
 
-    def __init__(
-        self, model: nn.Module, density_weight: float = 0.0, physics: dict[str, Any] | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, model: nn.Module, density_weight: float = 0.0, physics: dict[str, Any] | None = None) -> None:
         """`density_weight` is that of the error of the density itself, beside that of its logarithm (see the loss).
 
         `physics` says when power spectra and correlations are measured: every (epochs), before, after.
@@ -37,6 +37,20 @@ class FieldRegression(Supervised):
             first = error.errors()[0]
             raise UserError(f"task.physics.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         self._fields: Fields | None = None
+
+    def prepare_training(self, source: Source, transforms: Sequence[Any]) -> None:
+        """Refuse a symmetry that takes the fields of the boxes for others."""
+        crops = whole(source)
+        if not isinstance(crops, Crops):
+            return
+        known = crops.volumes[0].fields
+        for transform in transforms:
+            for key, names in transform.fields.items() if isinstance(transform, CubeSymmetry) else ():
+                if key in known and list(known[key]) != names:
+                    raise UserError(
+                        f"cube_symmetry turns the fields {', '.join(names)} of {key}, but the boxes have "
+                        f"{', '.join(known[key])}: give these to its `fields`, or name those of the boxes (data.fields)"
+                    )
 
     def check_data(self, split: str, source: Source) -> None:
         """Refuse boxes that have not the fields that the network takes and gives."""
