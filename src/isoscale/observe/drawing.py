@@ -362,7 +362,7 @@ class _Table:
         axes = self._axes(self.left + column * self.step, self.start(row) + self.side + self.gap, self.bar)
         bar = self.figure.colorbar(image, cax=axes, orientation="horizontal", ticks=MaxNLocator(4, prune="both"))
         axes.tick_params(labelsize=8, length=2, pad=1.5)
-        bar.outline.set_linewidth(0.4)  # type: ignore[operator]
+        bar.outline.set_linewidth(0.4)
 
     def write(self, x: float, y: float, words: str, **style: Any) -> None:
         self.figure.text(x / self.width, 1 - y / self.height, plain(words), va="center", fontsize=10, **style)

@@ -8,7 +8,7 @@ the logarithm that is stored; other fields are taken as they are stored.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -121,6 +121,17 @@ class Scatter:
     """Standard deviation of r."""
 
 
+class Shown(NamedTuple):
+    """What is only looked at; first the truth, then the prediction."""
+
+    pdf: Tensor
+    """(2, bins of the density): numbers of cells."""
+    joint: Tensor
+    """(2, bins of the density, bins of the temperature)."""
+    slices: Tensor
+    """(2, fields, n, n), of the first crop."""
+
+
 class Measurement:
     """The physics of all crops of a stage, from sums that are the same on any number of ranks."""
 
@@ -144,7 +155,7 @@ class Measurement:
         self.scatter = _spread(scatter)
         self.correlation = _correlation(errors, num_cells)
         self.num_cells = num_cells
-        self.pdf, self.joint, self.slices = pictures if pictures else (None, None, None)
+        self.shown = Shown(*pictures) if pictures else None
 
     def metrics(self, every: bool = True) -> dict[str, float]:
         """Of the mean of fields and of every field; NaN where the truth has nothing to compare with.
@@ -174,7 +185,8 @@ class Measurement:
         predicted, true = predicted.float(), true.float()
         both = self._contrasts(predicted), self._contrasts(true)
         # as if every crop were a field, so that each has a spectrum of its own
-        sums, waves = spectra_sums(*(each.flatten(0, 1)[None] for each in both), hann=True)
+        one, other = (each.flatten(0, 1)[None] for each in both)
+        sums, waves = spectra_sums(one, other, hann=True)
         sums = sums.view(3, *predicted.shape[:2], -1)
         squares = torch.stack([each.double().square().mean((2, 3, 4)) for each in both])
         scatter = self._scatter(sums, waves, squares)
@@ -276,20 +288,21 @@ def _correlation(sums: Tensor, counts: Tensor) -> Tensor:
 
 def show(measurement: Measurement, dataset: EvaluatedDataset) -> None:
     """Show all that there is to look at: spectra, distributions of density and temperature, slices."""
-    fields = measurement.fields
+    fields, shown = measurement.fields, measurement.shown
+    assert shown is not None
     k = f"k ({'h/Mpc' if fields.cell_size else '2π/cell'})"
     has_density = fields.place("density") is not None
     if len(measurement.spectra.k) > 1:
         if has_density:
             dataset.show("power/density", _power(measurement, k))
         dataset.show("spectra", _agreement(measurement, k))
-    if has_density and _is_inside(measurement.pdf):
-        dataset.show("pdf/density", _distribution(measurement))
-        if fields.place("temperature") is not None and _is_inside(measurement.joint):
-            dataset.show("temperature-density", _phases(measurement))
+    if has_density and _is_inside(shown.pdf):
+        dataset.show("pdf/density", _distribution(measurement, shown.pdf))
+        if fields.place("temperature") is not None and _is_inside(shown.joint):
+            dataset.show("temperature-density", _phases(measurement, shown.joint))
     elif has_density and dataset.occasion.is_full:
         dataset.note("densities are not ln(ρ/mean ρ)/14, or not between -1 and 1: their distribution is not shown")
-    dataset.show("slices", _slices(measurement))
+    dataset.show("slices", _slices(fields, shown.slices))
 
 
 def show_inputs(fields: Fields, batch: Tensor) -> Slices:
@@ -334,11 +347,10 @@ def _agreement(measurement: Measurement, k: str) -> Bands:
     return Bands(_array(found.k), panels, k, "± 1 σ between crops", ("k Nyquist / 2", half))
 
 
-def _distribution(measurement: Measurement) -> Curves:
+def _distribution(measurement: Measurement, counts: Tensor) -> Curves:
     """How much of the volume has which density."""
-    assert measurement.pdf is not None
-    places, kept = _occupied(measurement.pdf.sum(0), *measurement.fields.in_units("density")[:2])
-    density = measurement.pdf / measurement.num_cells / (places[1] - places[0])
+    places, kept = _occupied(counts.sum(0), *measurement.fields.in_units("density")[:2])
+    density = counts / measurement.num_cells / (places[1] - places[0])
     true, predicted = _array(density[:, kept])
     return Curves(
         places[kept], {"truth": true, "prediction": predicted}, "log₁₀(1 + δ)", "share of the volume per dex",
@@ -346,27 +358,25 @@ def _distribution(measurement: Measurement) -> Curves:
     )  # fmt: skip
 
 
-def _phases(measurement: Measurement) -> JointHistograms:
+def _phases(measurement: Measurement, counts: Tensor) -> JointHistograms:
     """How much of the volume has which density and temperature."""
-    assert measurement.joint is not None
-    both = measurement.joint.sum(0)
-    edges, kept, names = [], [], []
-    for name, counts in (("density", both.sum(1)), ("temperature", both.sum(0))):
-        scale, offset, words = measurement.fields.in_units(name)
-        places, inside = _occupied(counts, scale, offset)
+    kept, edges, words = [], [], []
+    for name, axis in (("density", 2), ("temperature", 1)):
+        scale, offset, label = measurement.fields.in_units(name)
+        places, inside = _occupied(counts.sum((0, axis)), scale, offset)
         half = (places[1] - places[0]) / 2
-        edges.append((float(places[inside][0] - half), float(places[inside][-1] + half)))
         kept.append(inside)
-        names.append(words)
-    shares = _array(measurement.joint / measurement.num_cells)[:, kept[0], kept[1]]
-    return JointHistograms(shares, ["truth", "prediction"], *edges, *names, "share of the volume")
+        edges.append((float(places[inside][0] - half), float(places[inside][-1] + half)))
+        words.append(label)
+    shares = _array(counts / measurement.num_cells)[:, kept[0], kept[1]]
+    return JointHistograms(
+        shares, ["truth", "prediction"], edges[0], edges[1], words[0], words[1], "share of the volume"
+    )  # fmt: skip
 
 
-def _slices(measurement: Measurement) -> Slices:
+def _slices(fields: Fields, stored: Tensor) -> Slices:
     """A slice of one crop, in the units that people know."""
-    assert measurement.slices is not None
-    fields, values = measurement.fields, _array(measurement.slices)
-    known = [fields.in_units(name) for name in fields.names]
+    values, known = _array(stored), [fields.in_units(name) for name in fields.names]
     for place, (scale, offset, _) in enumerate(known):
         values[:, place] = scale * values[:, place] + offset
     columns = [words for *_, words in known]
@@ -394,9 +404,8 @@ def _occupied(counts: Tensor, scale: float, offset: float) -> tuple[NDArray[np.f
     return scale * (edges[1:] + edges[:-1]) / 2 + offset, slice(int(found[0]), int(found[-1]) + 1)
 
 
-def _is_inside(counts: Tensor | None) -> bool:
+def _is_inside(counts: Tensor) -> bool:
     """Whether nearly all of the truth lies between the ends of a histogram: else fields are scaled otherwise."""
-    assert counts is not None
     true = counts[0]
     inside = true[(slice(1, -1),) * true.dim()].sum()
     return bool(inside > INSIDE * true.sum())
