@@ -40,6 +40,8 @@ MOST_NAMES = 12
 """Beside points."""
 LINES = (COLOURS[-1], *COLOURS[1:3], COLOURS[0], *COLOURS[3:-1])
 """The colours of curves; the first is the one that the others should be equal to."""
+HIGHEST = 3.0
+"""Up to where curves are shown that should be 1; what is far beyond would hide the others."""
 UNSIGNED, SIGNED, APART = "inferno", "PuOr_r", "RdBu_r"
 """The colours of images: of any values, of values about zero, and of differences."""
 
@@ -285,6 +287,9 @@ def _bands(name: str, shown: Bands) -> Figure:
             axes.plot(shown.places, band.values, color=colour, label=_short(label, 24), linewidth=1.8)
         axes.axhline(1, color="0.6", linewidth=0.8)
         axes.set_ylabel(_short(up, 40))
+        lowest = min((float(np.nanmin(band.low, initial=1.0)) for band in curves.values()), default=0.0)
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, lowest - 0.1), min(high, HIGHEST))
         open_axes(axes)
         axes.margins(x=0)
         _logarithmic_x(axes, shown.places)
@@ -293,7 +298,7 @@ def _bands(name: str, shown: Bands) -> Figure:
         if shown.mark is not None:
             what, where = shown.mark
             axes.axvline(where, color=GRAY, linewidth=0.9, linestyle=(0, (5, 4)), label=_short(what, 40))
-    figure.suptitle(plain(name))
+    every[0].set_title(plain(name))
     every[-1].set_xlabel(plain(shown.across))
     handles, labels = every[0].get_legend_handles_labels()  # outside, because bands leave no room
     figure.legend(handles, labels, loc="outside upper center", ncols=min(5, len(labels)), frameon=False, fontsize=9)

@@ -103,6 +103,7 @@ class TestValues:
             low = slice(0, N // 4)
             assert metrics[f"power_error/{name}"] == pytest.approx(100 * np.abs(ratio[place, low] - 1).mean(), rel=1e-4)
             assert metrics[f"cross_correlation/{name}"] == pytest.approx(r[place, low].mean(), abs=1e-4)
+        assert metrics["l1"] == pytest.approx((predicted - true).abs().mean().item(), rel=1e-5)
         for name in ("correlation", "power_error", "cross_correlation"):
             assert metrics[name] == pytest.approx(np.mean([metrics[f"{name}/{field}"] for field in FIELDS]))
 
@@ -119,7 +120,7 @@ class TestValues:
         true = fields()
         metrics = Predicted(true, true).measured()
         for name, value in metrics.items():
-            assert value == pytest.approx(0 if name.startswith("power_error") else 1, abs=1e-12), name
+            assert value == pytest.approx(0 if name.startswith(("power_error", "l1")) else 1, abs=1e-12), name
         found = Predicted(true, true).measurement()
         assert found.scatter.ratio.abs().max() == 0 and found.scatter.correlation.abs().max() < 1e-7
 
@@ -145,12 +146,13 @@ class TestUnknown:
     def test_a_constant_prediction_has_no_power_and_no_correlation(self, value: float) -> None:
         predicted = torch.full_like(fields(), value)
         found = Predicted(predicted, fields()).measured()
+        assert found.pop("l1") > 0
         for name, each in found.items():
             assert each == pytest.approx(100 if name.startswith("power_error") else 0, abs=1e-6), name
 
     def test_nothing_but_zeros_leaves_nothing_to_measure_and_still_slices_to_see(self) -> None:
         dataset = Predicted(torch.zeros(2, 5, N, N, N), torch.zeros(2, 5, N, N, N))
-        assert dataset.measured() == {}
+        assert dataset.measured() == {"l1": 0}
         assert {"spectra", "slices"} <= dataset.figures.keys()
         assert all(png(draw(name, shown)) for name, shown in dataset.figures.items())
 

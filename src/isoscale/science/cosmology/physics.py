@@ -154,14 +154,15 @@ class Measurement:
         spectra, waves, squares, scatter, errors, num_cells, *pictures = total
         self.spectra = self._finished(spectra, waves, squares)
         self.scatter = _spread(scatter)
-        self.correlation = _correlation(errors, num_cells)
+        self.error, self.correlation = finish_errors(errors, num_cells)[0], _correlation(errors, num_cells)
         self.num_cells = num_cells
         self.shown = Shown(*pictures) if pictures else None
 
     def metrics(self, every: bool = True) -> dict[str, float]:
         """Of the mean of fields and of every field; NaN where the truth has nothing to compare with.
 
-        Without `every`, spectra are only judged as a mean and by the density.
+        Without `every`, spectra are only judged as a mean and by the density. The mean absolute error of each field
+        is measured in every evaluation; that of all, which is mostly the loss, is here.
         """
         low = slice(0, max(1, self.crop // 4))  # up to half the Nyquist wave number
         values = {
@@ -170,6 +171,8 @@ class Measurement:
             "cross_correlation": self.spectra.correlation[:, low].nanmean(1),
         }
         found = {name: float(each.nanmean()) for name, each in values.items()}
+        if every:
+            found["l1"] = float(self.error.mean())
         for name, each in values.items():
             of_fields = zip(self.fields.names, each.tolist(), strict=True)
             found |= {f"{name}/{field}": value for field, value in of_fields

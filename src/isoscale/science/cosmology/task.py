@@ -72,8 +72,6 @@ class FieldRegression(Supervised):
         if stage != "train" and self._fields is not None:
             found, true = (self.in_stored_units(each).float() for each in (prediction, target))
             errors = (found - true).abs().mean((0, 2, 3, 4))
-            if stage == "test":  # in a training, that is the loss again
-                self.log(f"{stage}/l1", errors.mean())
             for name, error in zip(self._fields.names, errors, strict=True):
                 self.log(f"{stage}/l1/{name}", error)
         return super()._judge(prediction, target, batch, stage)
