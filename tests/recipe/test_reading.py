@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,6 +90,36 @@ def test_keys_that_are_not_text_are_problems(text):
     _, problems = read(text)
     assert len(problems) == 1
     assert problems[0].origin == "my.yaml:1"
+
+
+def test_merge_keys_are_read_where_they_are_asked_for_and_know_their_lines():
+    text = """\
+a: &a {x: 1, y: {z: 2}}
+b: &b {x: 3, w: 4}
+c:
+  <<: [*a, *b]
+  y: 5
+d: {"<<": 6, <<: *b, <<: *a}
+"""
+    problems = []
+    node = read_yaml(text, "my.yaml", problems, merge_keys=True)
+    assert not problems
+    assert plain(node)["c"] == {"x": 1, "w": 4, "y": 5} == yaml.safe_load(text)["c"]
+    assert plain(node)["d"] == {"x": 3, "w": 4, "y": {"z": 2}, "<<": 6}, "in quotes it is a key like others"
+    where = origins(node)
+    assert (where["c", "x"], where["c", "w"], where["c", "y"]) == ("my.yaml:1", "my.yaml:2", "my.yaml:5")
+
+
+@pytest.mark.parametrize("text", ["a: {<<: 1}", "a: {<<: [{b: 1}, 2]}"])
+def test_a_merge_key_takes_mappings(text):
+    problems = []
+    read_yaml(text, "my.yaml", problems, merge_keys=True)
+    assert [str(problem) for problem in problems] == ["my.yaml:1: a: << takes a mapping, or a list of them"]
+
+
+def test_a_mapping_that_merges_itself_is_refused():
+    with pytest.raises(RecipeError, match="an alias that contains itself"):
+        read_yaml("a: &a {<<: *a}", "my.yaml", [], merge_keys=True)
 
 
 @pytest.mark.parametrize("text", ["x: !!python/object:os.system a", "x: !mine {a: 1}", "x: !!int a", "x: 1e400"])

@@ -1,5 +1,6 @@
 """The recipe section that says what people see of a run."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -16,6 +17,15 @@ def _file_in_run(name: str) -> str:
     return name
 
 
+def _told_apart(tags: dict[str, str]) -> dict[str, str]:
+    twice = next((tag for tag, count in Counter(tags.values()).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"two metrics would be {twice!r}, and their curves one: give each a tag of its own")
+    if not all(tags.values()):
+        raise ValueError("a tag is empty: write what TensorBoard shall call the metric")
+    return tags
+
+
 class Observe(Config):
     """What is logged, how often and where to."""
 
@@ -24,6 +34,9 @@ class Observe(Config):
     tensorboard: Literal[0, 1, 2] = 1
     """What the run's `tensorboard` folder gets. 0: nothing. 1: scalars. 2: also pictures, predictions, figures,
     histograms of parameters and gradients, the model's graph and the settings; each evaluation then takes longer."""
+    tensorboard_tags: Annotated[dict[str, str], AfterValidator(_told_apart)] = {}
+    """What TensorBoard calls a metric, {val/loss: Loss/valid}, so that charts are shared with other programs. A metric
+    that is named here is written to the folder `tagged` by that tag, whatever its stage; others stay as they are."""
     loggers: list[Any] = []
     """Further loggers: mlflow, wandb, comet, neptune or a class path, alone or as {class, arguments}."""
     level: Literal["debug", "info", "warning", "error"] = "info"

@@ -95,8 +95,8 @@ def _beside(source: str, path: Path) -> list[str]:
         return []
 
 
-def read_location(location: Location, problems: list[Problem]) -> Node:
-    """Read the file of a location; its top level must be a mapping."""
+def read_location(location: Location, problems: list[Problem], merge_keys: bool = False) -> Node:
+    """Read the file of a location; its top level must be a mapping. `merge_keys` as for `read_yaml`."""
     try:
         text = location.file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -104,8 +104,10 @@ def read_location(location: Location, problems: list[Problem]) -> Node:
         raise RecipeError([Problem((), message, location.label)]) from None
     except OSError as error:
         raise RecipeError([Problem((), f"cannot be read: {error.strerror or error}", location.label)]) from None
-    reader = read_json if location.label.lower().endswith(".json") else read_yaml
-    node = reader(text, location.label, problems)
+    if location.label.lower().endswith(".json"):
+        node = read_json(text, location.label, problems)
+    else:
+        node = read_yaml(text, location.label, problems, merge_keys)
     if not isinstance(node.value, dict):
         kind = "list" if isinstance(node.value, list) else "single value"
         found = "is empty" if node.value is None else f"holds a {kind} at its top level"

@@ -59,11 +59,9 @@ class Outputs:
         self.metric_log = MetricLog(directory.metrics, written)
         self.observers.add(self.metric_log)
         if section.tensorboard:
-            self.observers.add(
-                TensorBoard(
-                    directory.tensorboard, step + 1, section.tensorboard, self.observers.note, self._check_place
-                )
-            )
+            board = TensorBoard(directory.tensorboard, step + 1, section.tensorboard, self.observers.note,
+                                self._check_place, section.tensorboard_tags)  # fmt: skip
+            self.observers.add(board)
         for logger, spec in zip(self._built, section.loggers, strict=True):
             self.loggers.append(Background(logger, self.observers.note, send_command(directory.path, spec)))
             self.observers.add(self.loggers[-1])

@@ -33,6 +33,8 @@ class Importer:
     """Such an override, for `--help`."""
     aliases: str = ""
     """A table of other names of keys: {other name: name}."""
+    holds_configs: bool = False
+    """Whether a file holds configurations by name, of which `--config` says one; it is no place for a recipe then."""
     endings: tuple[str, ...] = ()
     """Names of files, alone or in a folder, that only `opens` can read."""
     opens: str = ""

@@ -20,6 +20,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from torch import nn
 
 from isoscale.engine.state.checkpoint import read_weights
+from isoscale.observe.config import Observe
 from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, Note, Started
 from isoscale.observe.figures import Detection, Figure, Histogram, Matrix, Network, Pictures, PrecisionRecall
 from isoscale.observe.observers import Observers
@@ -59,6 +60,36 @@ def test_train_and_validation_share_a_tag_and_have_a_folder_each(tmp_path: Path)
     }
     assert scalars(tmp_path / "train_epoch") == {"loss": [(100, 1.5)]}
     assert scalars(tmp_path / "val") == {"loss": [(100, 2.5)]}
+
+
+def test_metrics_with_tags_of_ones_own_are_in_one_folder_and_nowhere_else(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path, tags={"train/loss_epoch": "Loss/train", "val/loss": "loss", "lr": "Learning Rate"})
+    write_epoch(board, 0, 0.5)
+    board.close()
+    assert scalars(tmp_path / "tagged") == {
+        "Learning Rate": [(50, 0.001)],
+        "Loss/train": [(100, 1.5)],
+        "loss": [(100, 2.5)],
+    }
+    assert scalars(tmp_path / "train") == {"loss": [(50, 0.5)], "time/samples_per_second": [(50, 5.0)]}
+    assert {folder.name for folder in tmp_path.iterdir()} == {"tagged", "train"}
+
+
+def test_a_tag_for_no_metric_is_said_at_the_end_of_a_whole_run(tmp_path: Path) -> None:
+    said: list[str] = []
+    for purge_step, status in ((1, "done"), (1, "stopped"), (51, "done")):
+        board = TensorBoard(tmp_path, purge_step, note=lambda text, level: said.append(text), tags={"val/los": "Loss"})
+        write_epoch(board, 0, 0.5)
+        board.notify(Ended(status, 100))  # type: ignore[arg-type]
+        board.close()
+    logged = "lr, time/samples_per_second, train/loss, train/loss_epoch, val/loss"
+    assert said == [f"observe.tensorboard_tags: no metric is called val/los; logged are {logged}"]
+
+
+@pytest.mark.parametrize(("tags", "words"), [({"a": "x", "b": "x"}, "two metrics would be 'x'"), ({"a": ""}, "empty")])
+def test_tags_must_be_told_apart(tags: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Observe(tensorboard_tags=tags)
 
 
 def test_values_can_be_read_before_the_writer_is_closed(tmp_path: Path) -> None:

@@ -25,19 +25,28 @@ def import_parameters(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help=f"Keys of {KEYS}."),
     ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="NAME", help="Which configuration, of a file that holds several."),
+    ] = None,
+    num_epochs: Annotated[
+        int | None,
+        typer.Option("--num_epochs", metavar="N", help="The same as num_epochs=N, as NERSC's train.py has it."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="RECIPE", help="The file to write; by default it is printed.")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="FOLDER", help="Where the snapshots or systems are now."),
+        typer.Option("--data", metavar="FOLDER", help="Where the snapshots, systems or boxes are now."),
     ] = None,
 ) -> None:
     """Translate the input or the parameters of another program into a recipe."""
     from isoscale.recipe.importing.reading import import_file, to_yaml
     from isoscale.recipe.load import load_recipe
 
-    imported = import_file(parameters, overrides or [], Path(data) if data else None)
+    words = [*(overrides or []), *([] if num_epochs is None else [f"num_epochs={num_epochs}"])]
+    imported = import_file(parameters, words, Path(data) if data else None, config)
     load_recipe(imported.values)
     if out is None:
         echo(to_yaml(imported), end="")

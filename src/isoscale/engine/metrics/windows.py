@@ -159,13 +159,14 @@ class Journal:
     def _rate(self, pending: _Pending) -> dict[str, float]:
         seconds = self._began.seconds_until(pending.moment) - self._excluded
         self._began, self._excluded = pending.moment, 0.0
-        samples = pending.samples - self._last[1]
+        steps, samples = pending.step - self._last[0], pending.samples - self._last[1]
         if not self._first:
             self.rates.append((samples, seconds))
         self._first = False
         saving = {"time/saving_seconds": self._saving} if self._saving else {}
         self._saving = 0.0
-        return {"time/samples_per_second": samples / max(seconds, 1e-9), **saving}
+        rates = {"time/samples_per_second": samples, "time/steps_per_second": steps}
+        return {**{name: count / max(seconds, 1e-9) for name, count in rates.items()}, **saving}
 
     def epoch_so_far(self) -> dict[str, float]:
         """The means over the running epoch, by the names that they will have and those that Lightning gives."""

@@ -52,7 +52,7 @@ def _name(nanoseconds: int) -> str:
     return f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
 
 
-FINAL = "final"
+FINAL, TAGGED = "final", "tagged"
 
 
 class TensorBoard:
@@ -60,6 +60,7 @@ class TensorBoard:
 
     TensorBoard draws curves in one chart when they have the same tag and come from different folders, so that each
     stage has a folder: `train` (by step, with what belongs to no stage, such as `lr`), `train_epoch` and `val`.
+    Metrics that have tags of one's own are together in the folder `tagged`, where no other can have the same tag.
     From level 2 on it also shows figures, in the folders of their stages, and lists settings beside final metrics.
     TensorBoard looks for the latter two in one folder, and believes the first settings it finds there: they have the
     folder `final`, which is written anew at each start.
@@ -70,18 +71,23 @@ class TensorBoard:
         directory: str | os.PathLike[str],
         purge_step: int | None = None,
         level: Literal[1, 2] = 1,
-        note: Callable[[str, Literal["debug"]], None] = lambda text, level: None,
+        note: Callable[[str, Literal["debug", "warning"]], None] = lambda text, level: None,
         check: Callable[[], None] = lambda: None,
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         """Go on in `directory`; values at `purge_step` and later are dropped, because they are logged again.
 
-        `check` is called before a file is made, and raises where there must be none.
+        `check` is called before a file is made, and raises where there must be none. `tags` are tags of one's own for
+        metrics, by their names.
         """
         self._directory = Path(directory)
         self._purge_step = purge_step
         self._level = level
         self._note = note
         self._check = check
+        self._tags = dict(tags or {})
+        self._seen: set[str] = set()
+        """The metrics of this process."""
         self._files: dict[str, EventFile] = {}
         if purge_step is not None and self._directory.exists():
             with failures_in_words(self._directory):
@@ -99,8 +105,10 @@ class TensorBoard:
             case FiguresMade() if self._level > 1:
                 for name, figure in event.figures.items():
                     self._write_figure(event.step, name, figure)
-            case Ended() if self._level > 1:
-                self._write_end(event)
+            case Ended():
+                self._say_unseen(event)
+                if self._level > 1:
+                    self._write_end(event)
 
     def close(self) -> None:
         """Close all files."""
@@ -116,8 +124,21 @@ class TensorBoard:
     def _write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         from isoscale.observe.tensorboard.summaries import scalars
 
-        for folder, tagged in _by_folder(values).items():
+        self._seen |= values.keys()
+        folders: dict[str, dict[str, float]] = {}
+        for name, value in values.items():
+            folder, tag = (TAGGED, self._tags[name]) if name in self._tags else _folder_and_tag(name)
+            folders.setdefault(folder, {})[tag] = value
+        for folder, tagged in folders.items():
             self._file(folder).write(step, summary=scalars(tagged))
+
+    def _say_unseen(self, event: Ended) -> None:
+        """Say which tags were for nothing; a run that was continued, or did not end, may have had no time for them."""
+        unseen = [name for name in self._tags if name not in self._seen]
+        if unseen and event.status == "done" and self._purge_step in (None, 1):
+            logged = ", ".join(sorted(self._seen))
+            self._note(f"observe.tensorboard_tags: no metric is called {', '.join(unseen)}; logged are {logged}",
+                       "warning")  # fmt: skip
 
     def _write_figure(self, step: int, name: str, shown: Figure) -> None:
         from isoscale.observe.tensorboard.summaries import figure
@@ -153,14 +174,6 @@ class TensorBoard:
         values = {_final_tag(name): value for name, value in event.values.items()}
         self._file(FINAL).write(event.step, summary=scalars(values))
         self._file(FINAL).write(event.step, summary=ended(event.status))
-
-
-def _by_folder(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    folders: dict[str, dict[str, float]] = {}
-    for name, value in values.items():
-        folder, tag = _folder_and_tag(name)
-        folders.setdefault(folder, {})[tag] = value
-    return folders
 
 
 def _folder_and_tag(name: str) -> tuple[str, str]:

@@ -41,11 +41,14 @@ for _name, (_pattern, _first) in _RULES.items():
     _CoreLoader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})\Z"), _starts)
 
 
-def read_yaml(text: str, source: str, problems: list[Problem]) -> Node:
-    """Read a YAML document; a syntax error is raised, what can be read around becomes a problem."""
+def read_yaml(text: str, source: str, problems: list[Problem], merge_keys: bool = False) -> Node:
+    """Read a YAML document; a syntax error is raised, what can be read around becomes a problem.
+
+    With `merge_keys`, `<<: *base` puts in what another mapping holds; recipes have `extends` for that.
+    """
     try:
         root = yaml.compose(text, _CoreLoader)
-        builder = _Builder(lambda node: Origin(source, node.start_mark.line + 1), problems)
+        builder = _Builder(lambda node: Origin(source, node.start_mark.line + 1), problems, merge_keys)
         return Node(None, Origin(source, 1)) if root is None else builder.build(root, (), Origin(source, 1))
     except yaml.YAMLError as error:
         line, message = _describe(error, text)
@@ -85,9 +88,12 @@ def _describe(error: yaml.YAMLError, text: str) -> tuple[int, str]:
 class _Builder:
     """Turns the nodes of the YAML library into ours, and collects what is wrong with them."""
 
-    def __init__(self, locate: Callable[[yaml.Node], Origin], problems: list[Problem]) -> None:
+    def __init__(
+        self, locate: Callable[[yaml.Node], Origin], problems: list[Problem], merge_keys: bool = False
+    ) -> None:
         self._locate = locate
         self._problems = problems
+        self._merge_keys = merge_keys
         self._open: set[int] = set()
         self._num_values = 0
 
@@ -111,22 +117,37 @@ class _Builder:
 
     def _entries(self, node: yaml.Node, path: KeyPath) -> dict[str, Node]:
         entries: dict[str, Node] = {}
+        merged: dict[str, Node] = {}
         for key_node, value_node in node.value:
             origin = self._locate(key_node)
+            if self._merge_keys and _is_merge_key(key_node):
+                merged = self._merged(value_node, path, origin) | merged
+                continue
             if not self._is_text_key(key_node, path, origin):
                 continue
             key = key_node.value
             if key in entries:
                 self._problem((*path, key), f"written twice, first at {entries[key].origin}", origin)
             entries[key] = self.build(value_node, (*path, key), origin)
-        return entries
+        return merged | entries
+
+    def _merged(self, node: yaml.Node, path: KeyPath, origin: Origin) -> dict[str, Node]:
+        """The entries of a mapping, or of several, of which the first to have a key counts."""
+        found: dict[str, Node] = {}
+        for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            built = self.build(each, path, origin).value
+            if not isinstance(built, dict):
+                self._problem(path, "<< takes a mapping, or a list of them", origin)
+                continue
+            found = built | found
+        return found
 
     def _is_text_key(self, node: yaml.Node, path: KeyPath, origin: Origin) -> bool:
         if node.tag != _TAG + "str":
             shown = f'"{node.value}"' if isinstance(node, yaml.ScalarNode) else "a list or mapping"
             self._problem(path, f"the key {shown} is not text; put it in quotes", origin)
             return False
-        if isinstance(node, yaml.ScalarNode) and node.value == "<<" and node.style is None:
+        if _is_merge_key(node):
             self._problem(path, "merge keys (<<) are not read; use extends", origin)
             return False
         return True
@@ -146,6 +167,10 @@ class _Builder:
 
     def _problem(self, path: KeyPath, message: str, origin: Origin) -> None:
         self._problems.append(Problem(path, message, str(origin)))
+
+
+def _is_merge_key(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.value == "<<" and node.style is None
 
 
 def _short(tag: str) -> str:

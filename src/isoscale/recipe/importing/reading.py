@@ -48,6 +48,11 @@ def translated(
 
     `world` is the number of ranks of the first start; None for the ranks of this one.
     """
+    if importer.holds_configs:
+        raise UserError(
+            f"{label} is {importer.title}, of which a recipe has to be made first, for one of its configurations "
+            f"({', '.join(_configs(node))}): isoscale recipe import {label} --config NAME --out RECIPE.yaml"
+        )
     parts = [split(each, importer.sections) for each in overrides]
     problems += [problem for _, rest in parts for problem in _misspelt(rest, importer.sections)]
     for own, _ in parts:
@@ -61,9 +66,14 @@ def translated(
     return Translated(recipe, [rest for _, rest in parts], notes)
 
 
-def import_file(path: Path, words: Sequence[str], moved: Path | None) -> Imported:
-    """The recipe of a file of another program for one rank; `moved` is where the data that it names is now."""
+def import_file(path: Path, words: Sequence[str], moved: Path | None, config: str | None = None) -> Imported:
+    """The recipe of a file of another program for one rank; `moved` is where the data that it names is now.
+
+    `config` is the one that is meant of several configurations in the file.
+    """
     importer, problems = _importer(path), list[Problem]()
+    if config is not None and not importer.holds_configs:
+        raise UserError(f"{path} is {importer.title}, which has no configurations to choose from: leave out --config")
     if words and not importer.sections:
         inputs = ", or ".join(each.title for each in registry.importers() if each.sections)
         raise UserError(f"{words[0]} can only stand beside {inputs}: change the recipe instead")
@@ -71,17 +81,38 @@ def import_file(path: Path, words: Sequence[str], moved: Path | None) -> Importe
         file = load(importer.opens)(path)
     else:
         location = locate(path, Path())
-        node = read_location(location, problems)
+        node, label = read_location(location, problems, merge_keys=True), location.label
+        if importer.holds_configs:
+            node, label = _config(node, config, label)
         own, rest = split(words, importer.sections)
-        for word in rest:
+        problems += _misspelt(rest, importer.sections)
+        for word in rest if not problems else ():
             raise UserError(f"{word} is not a key of {path}: put it into the recipe that is made of it")
         node = apply_overrides(node, _as_spelled(own, node, importer), problems)
-        file = PeerFile(location.label, plain(node), origins(node), location.folder)
+        file = PeerFile(label, plain(node), origins(node), location.folder)
     imported: Imported = load(importer.translate)(file._replace(moved=moved), problems)
     if problems:
         raise RecipeError(problems)
     imported.origins = {key: where.removeprefix(f"{file.source}: ") for key, where in imported.origins.items()}
     return imported
+
+
+def _configs(node: Node) -> list[str]:
+    return [name for name, child in node.value.items() if isinstance(child.value, dict)]
+
+
+def _config(node: Node, name: str | None, label: str) -> tuple[Node, str]:
+    """One configuration of a file that holds several, and what messages call it."""
+    names = _configs(node)
+    known = f"there is {', '.join(names)}"
+    if name is None and len(names) > 1:
+        raise UserError(f"{label} holds {len(names)} configurations: say which with --config NAME; {known}")
+    if name is not None and name not in names:
+        meant = nearest(name, names)
+        hint = f'; did you mean "{meant}"?' if meant else ";"
+        raise UserError(f'{label} has no configuration "{name}"{hint} {known}')
+    chosen = name or names[0]
+    return node.value[chosen], f"{label}, {chosen}"
 
 
 def _importer(path: Path) -> Importer:
@@ -94,7 +125,8 @@ def _importer(path: Path) -> Importer:
             return importer
     problems: list[Problem] = []
     is_tree = path.suffix in SUFFIXES and path.is_file()
-    found = next(iter(_recognising(read_location(locate(path, Path()), problems))), None) if is_tree else None
+    node = read_location(locate(path, Path()), problems, merge_keys=True) if is_tree else None
+    found = None if node is None else next(iter(_recognising(node)), None)
     if found is None and problems:
         raise RecipeError(problems)
     if found is None:
@@ -108,12 +140,13 @@ def to_yaml(imported: Imported) -> str:
     return imported.heading() + "\n" + write_yaml(ordered, imported.origins)
 
 
-def split(overrides: Overrides, sections: Iterable[str] | None = None) -> tuple[Overrides, Overrides]:
+def split(overrides: Overrides, sections: Sequence[str] | None = None) -> tuple[Overrides, Overrides]:
     """Overrides that speak the keys of an input file, by default of any program, and those that speak a recipe's."""
-    known = {name for each in registry.importers() for name in each.sections} if sections is None else set(sections)
+    if sections is None:
+        sections = [name for each in registry.importers() if not each.holds_configs for name in each.sections]
 
     def is_own(word: object) -> bool:
-        return _key(str(word)).partition(".")[0] in known
+        return _key(str(word)).partition(".")[0] in sections
 
     if isinstance(overrides, Mapping):
         own = {key: value for key, value in overrides.items() if is_own(key)}

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from isoscale.science.cosmology.nersc import IMPORTER
 from isoscale.science.domain import Domain
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ DOMAIN = Domain(
     },
     presets="isoscale/recipes/cosmology",
     generators={"cosmology/box": "isoscale.science.cosmology.boxes.make_files"},
+    importers=(IMPORTER,),
 )  # fmt: skip
 
 __getattr__, __dir__ = DOMAIN.find, DOMAIN.names

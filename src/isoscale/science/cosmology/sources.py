@@ -77,16 +77,17 @@ class SimulatedBoxes(Boxes):
         `simulation` has further settings of the simulation, such as cell_size; all other arguments are those of boxes.
         """
         folder = data_folder() / path / f"simulated-{cells}"
-        paths = {}
-        for number, split in enumerate(SPLITS):
+        paths = []
+        for number in range(len(SPLITS)):
             settings = Simulation.of(cells=cells, seed=seed + number, **(simulation or {}))
             known = ",".join(f"{key}={value}" for key, value in sorted((simulation or {}).items()))
             place = folder / known / f"seed{settings.seed}.h5"
             if not place.exists():
                 echo(f"simulating a box of {cells}³ cells, once: {place}", err=True)
             ensure_box(place, settings, torch.device("cpu"))
-            paths[split] = str(place)
-        super().__init__(**paths, **boxes)
+            paths.append(str(place))
+        train, val, test = paths
+        super().__init__(train, val, test, **boxes)
 
 
 def find(paths: Paths, split: str) -> list[Path]:

@@ -105,9 +105,9 @@ class CubeSymmetry:
 
     def _check(self, batch: Batch, key: str, names: list[str]) -> None:
         if not isinstance(batch, dict) or key not in batch:
-            names = ", ".join(map(repr, batch)) if isinstance(batch, dict) else f"no names (a {type(batch).__name__})"
+            there = ", ".join(map(repr, batch)) if isinstance(batch, dict) else f"no names (a {type(batch).__name__})"
             raise UserError(
-                f"CubeSymmetry turns {key!r} of a batch, but a batch has {names}: name in its `fields` what to turn, "
+                f"CubeSymmetry turns {key!r} of a batch, but a batch has {there}: name in its `fields` what to turn, "
                 "such as {input: [density], target: [density, temperature]}"
             )
         shape = batch[key].shape
