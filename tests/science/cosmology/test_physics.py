@@ -130,11 +130,12 @@ class TestValues:
         assert one == pytest.approx(other, rel=1e-12)
 
     def test_a_density_without_bounds_is_still_a_number(self) -> None:
-        assert all(map(math.isfinite, Predicted(50 * fields(seed=1), fields(), shows=False).measured().values()))
+        found = Predicted(50 * fields(seed=1), fields(), shows=False).measured()
+        assert "power_error/density" in found and all(map(math.isfinite, found.values()))
 
 
 class TestUnknown:
-    @pytest.mark.parametrize("value", [0.0, 0.3])
+    @pytest.mark.parametrize("value", [0.0, 0.3, -0.123, 0.777])
     def test_what_a_constant_truth_does_not_say_is_left_out(self, value: float) -> None:
         true, predicted = fields(), fields(seed=1)
         true[:, 4] = value
@@ -154,6 +155,11 @@ class TestUnknown:
         dataset = Predicted(torch.zeros(2, 5, N, N, N), torch.zeros(2, 5, N, N, N))
         assert dataset.measured() == {"l1": 0}
         assert {"spectra", "slices"} <= dataset.figures.keys()
+        assert all(png(draw(name, shown)) for name, shown in dataset.figures.items())
+
+    def test_a_network_that_predicts_no_numbers_can_still_be_looked_at(self) -> None:
+        dataset = Predicted(torch.full((2, 5, N, N, N), torch.nan), fields(batch=2))
+        assert dataset.measured() == {}
         assert all(png(draw(name, shown)) for name, shown in dataset.figures.items())
 
     def test_a_rehearsal_has_all_names(self) -> None:

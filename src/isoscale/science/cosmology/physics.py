@@ -259,7 +259,7 @@ class Measurement:
         found = finish_spectra(sums, waves, self.crop * (size or 1.0), self.crop)
         waves = waves / waves[0]  # of a crop: one of its waves is the mean
         predicted, true = _is_there(sums[:2], waves, squares, self.crop)[..., 1 : len(found.k) + 1]
-        r = torch.where(predicted, found.correlation, 0.0)
+        r = torch.where(predicted | found.predicted.isnan(), found.correlation, 0.0)
         return found._replace(
             k=found.k if size else found.k / (2 * math.pi),
             ratio=torch.where(true, found.ratio, torch.nan),
