@@ -270,6 +270,7 @@ def fit(path: Path, physics: dict[str, Any] | None = None, **keys: Any) -> isosc
 
 
 class TestTraining:
+    @pytest.mark.slow
     @pytest.mark.parametrize("reduce", ["tree", "flat"])
     def test_several_ranks_measure_the_same(self, reduce: str, tmp_path: Path) -> None:
         recipe = made_boxes.recipe(tmp_path)
