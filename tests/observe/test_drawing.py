@@ -13,14 +13,18 @@ from matplotlib.image import imread
 
 from isoscale.observe.drawing import draw
 from isoscale.observe.figures import (
+    Band,
+    Bands,
     Curves,
     Detection,
     Histogram,
+    JointHistograms,
     Matrix,
     Parity,
     ParityPoints,
     Pictures,
     PrecisionRecall,
+    Slices,
 )
 from isoscale.observe.style import NEUTRAL, RIGHT, WRONG, png
 
@@ -195,6 +199,56 @@ def test_curves_are_drawn_with_their_marks_and_their_distance_from_the_first() -
     words = [text.get_text() for text in above.get_legend().get_texts()]
     assert words == ["true", "Fermi level 8.000 eV", "predicted"]
     assert (above.get_ylabel(), below.get_xlabel()) == ("states (1/eV)", "energy (eV)")
+
+
+def test_curves_on_logarithmic_axes_are_compared_by_their_ratio_within_bands() -> None:
+    places, true = np.array([1.0, 10.0, 100.0]), np.array([4.0, 2.0, 0.0])
+    bands = {"prediction": (np.full(3, 0.4), np.full(3, 0.6))}
+    shown = {"truth": true, "prediction": true / 2}
+    above, below = draw("power", Curves(places, shown, "k", "P", {}, "xy", "ratio", bands)).axes
+    assert (above.get_xscale(), above.get_yscale(), below.get_yscale()) == ("log", "log", "linear")
+    np.testing.assert_array_equal(above.lines[0].get_ydata(), [4, 2, np.nan])
+    np.testing.assert_array_equal(below.lines[0].get_ydata(), [0.5, 0.5, np.nan])
+    assert below.collections[0].get_datalim(below.transData).intervaly.tolist() == [0.4, 0.6]
+    assert below.get_ylabel() == "ratio" and sum(below.get_ylim()) == pytest.approx(2)
+
+
+def test_bands_have_a_panel_for_each_quantity_and_one_legend() -> None:
+    band = Band(np.array([0.9, 0.5]), np.array([0.8, 0.3]), np.array([1.0, 0.7]))
+    shown = Bands(np.array([1.0, 2.0]), {"ratio": {"a": band, "b": band}, "r": {"a": band, "b": band}}, "k", "1 σ")
+    figure = draw("spectra", shown)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["ratio", "r"] and figure.axes[1].get_xlabel() == "k"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "1 σ"]
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), band.values)
+    assert figure.axes[0].collections[0].get_datalim(figure.axes[0].transData).intervaly.tolist() == [0.3, 1.0]
+
+
+def test_slices_share_their_colours_in_a_column_and_differences_are_about_zero() -> None:
+    values = np.stack([np.full((2, 4, 4), 1.0), np.full((2, 4, 4), -3.0)])
+    figure = draw("slices", Slices(values, ["truth", "prediction"], ["a", "b"], [False, True], difference=True))
+    images = [axes.images[0] for axes in figure.axes if axes.images]
+    assert [image.get_clim() for image in images] == [(-3, 1)] * 2 + [(-4, 4)] + [(-3, 3)] * 2 + [(-4, 4)]
+    np.testing.assert_array_equal(images[2].get_array(), np.full((4, 4), -4.0))
+    words = {text.get_text() for text in figure.texts}
+    assert {"truth", "prediction", "difference", "a", "b", "slices"} <= words
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, np.nan])
+def test_slices_of_one_value_or_of_none_are_drawn(value: float, recwarn: pytest.WarningsRecorder) -> None:
+    values = np.stack([np.zeros((1, 4, 4)), np.full((1, 4, 4), value)])
+    assert png(draw("slices", Slices(values, ["truth", "prediction"], ["a"], [True], difference=True)))
+    assert len(recwarn) == 0
+
+
+def test_joint_histograms_have_common_colours_and_the_mean_of_the_first() -> None:
+    shares = np.zeros((2, 3, 4))
+    shares[0, 0, 1], shares[1, 2, 3] = 0.5, 0.01
+    figure = draw("phases", JointHistograms(shares, ["truth", "b"], (0.0, 3.0), (0.0, 4.0), "x", "y", "share"))
+    first, second = figure.axes[:2]
+    assert first.images[0].get_clim() == second.images[0].get_clim() == (0.01, 0.5)
+    assert first.images[0].get_array()[1, 0] == 0.5 and second.images[0].get_array()[3, 2] == 0.01
+    np.testing.assert_array_equal(second.lines[0].get_ydata(), [1.5, np.nan, np.nan])
+    assert (first.get_title(), second.get_title(), first.get_ylabel()) == ("truth", "b", "y")
 
 
 def test_parity_has_the_truth_to_the_right_and_leaves_empty_bins_white() -> None:

@@ -11,14 +11,18 @@ from torch import nn
 import isoscale
 from isoscale.errors import UserError
 from isoscale.observe.figures import (
+    Band,
+    Bands,
     Curves,
     Detection,
     Histogram,
+    JointHistograms,
     Matrix,
     Parity,
     ParityPoints,
     Pictures,
     PrecisionRecall,
+    Slices,
 )
 from isoscale.study.report import write_report
 from isoscale.study.report.charts import MOST_POINTS
@@ -278,6 +282,9 @@ class Regression(isoscale.Supervised):
             "errors": Histogram(np.array([1.0, 3.0]), np.array([-1.0, 0.0, 1.0])),
             "parity": ParityPoints([EVIL, "b"], np.arange(2.0), np.arange(2.0), EVIL),
             "dos": Curves(np.arange(2.0), {EVIL: np.arange(2.0)}, EVIL, EVIL),
+            "spectra": Bands(np.arange(1.0, 3), {EVIL: {EVIL: Band(*[np.ones(2)] * 3)}}, EVIL, EVIL, (EVIL, 1.0)),
+            "slices": Slices(np.ones((1, 1, 2, 2)), [EVIL], [EVIL], [True], EVIL),
+            "phases": JointHistograms(np.ones((1, 2, 2)), [EVIL], (0.0, 1.0), (0.0, 1.0), EVIL, EVIL, EVIL),
         }
 
 
@@ -359,6 +366,9 @@ def test_curves_and_predictions_against_the_truth_are_drawings_with_words():
             "dos": Curves(values, {"true": values, "predicted": values}, "energy", "states"),
             "ldos": Parity(np.eye(3), 0, 1, "LDOS"),
             "energies": ParityPoints(["a", "b", "c"], values, values, "energy"),
+            "spectra": Bands(1 + values, {"r": {"density": Band(values, values, values)}}, "k"),
+            "slices": Slices(np.ones((2, 1, 4, 4)), ["truth", "prediction"], ["density"], [False]),
+            "phases": JointHistograms(np.ones((1, 2, 2)), ["truth"], (0.0, 1.0), (0.0, 1.0), "density", "T", "share"),
         }
     )
     document = Document(shown)
@@ -367,5 +377,8 @@ def test_curves_and_predictions_against_the_truth_are_drawings_with_words():
         "states against energy: true, predicted",
         "predicted against true LDOS",
         "predicted against true energy",
+        "r against k: density",
+        "truth, prediction: slices of density",
+        "T against density: truth",
     ]
     assert all(each.attributes["xlink:href"].startswith("data:image/png;base64,") for each in document.all("image"))

@@ -77,6 +77,14 @@ class Occasion:
     shows: bool = True
     """Whether somebody looks at figures."""
 
+    def is_due(self, every: int, before: bool, after: bool) -> bool:
+        """Whether to measure now what is measured every so many epochs, before the first step and after the last."""
+        if self.is_rehearsal:
+            return True
+        if self.is_first:
+            return before
+        return self.epoch // every > self.epoch_before // every or (self.is_last and after)
+
 
 @dataclass
 class EvaluatedDataset:

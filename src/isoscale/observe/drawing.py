@@ -2,24 +2,30 @@
 
 import math
 import textwrap
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from isoscale.observe.figures import (
+    Bands,
     Curves,
     Detection,
     Drawable,
     Histogram,
+    JointHistograms,
     Matrix,
     Parity,
     ParityPoints,
     Pictures,
     PrecisionRecall,
+    Slices,
 )
 from isoscale.observe.style import COLOURS, GRAY, NEUTRAL, PALE, RIGHT, WRONG, open_axes, plain
 
@@ -34,6 +40,10 @@ MOST_NAMES = 12
 """Beside points."""
 LINES = (COLOURS[-1], *COLOURS[1:3], COLOURS[0], *COLOURS[3:-1])
 """The colours of curves; the first is the one that the others should be equal to."""
+HIGHEST = 3.0
+"""Up to where curves are shown that should be 1; what is far beyond would hide the others."""
+UNSIGNED, SIGNED, APART = "inferno", "PuOr_r", "RdBu_r"
+"""The colours of images: of any values, of values about zero, and of differences."""
 
 
 def draw(name: str, shown: Drawable) -> Figure:
@@ -53,6 +63,12 @@ def draw(name: str, shown: Drawable) -> Figure:
             return _parity(name, shown)
         case ParityPoints():
             return _parity_points(name, shown)
+        case Bands():
+            return _bands(name, shown)
+        case Slices():
+            return _slices(name, shown)
+        case JointHistograms():
+            return _joint_histograms(name, shown)
 
 
 def _short(text: str, most: int) -> str:
@@ -211,26 +227,189 @@ def _curves(name: str, shown: Curves) -> Figure:
     figure = Figure(figsize=(7.5, 5.4), dpi=DOTS_PER_INCH, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
     first = next(iter(shown.values.values()))
+    is_ratio = shown.below == "ratio"
     for place, (label, values) in enumerate(shown.values.items()):
         style = {"color": LINES[place % len(LINES)], "linestyle": "--" if place else "-", "linewidth": 1.8}
-        above.plot(shown.places, values, label=plain(label), **style)
+        drawn = np.where(values > 0, values, np.nan) if "y" in shown.logarithmic else values
+        above.plot(shown.places, drawn, label=plain(label), **style)
         if place:
-            below.plot(shown.places, values - first, **style)
-            below.fill_between(shown.places, values - first, color=style["color"], alpha=0.15, linewidth=0)
+            nothing = np.full_like(first, np.nan)
+            apart = np.divide(values, first, nothing, where=first > 0) if is_ratio else values - first
+            below.plot(shown.places, apart, **style)
+            low, high = shown.bands.get(label, (np.full_like(apart, float(is_ratio)), apart))
+            below.fill_between(shown.places, low, high, color=style["color"], alpha=0.15, linewidth=0)
         if label in shown.marks:
             what, where = shown.marks[label]
             for axes in (above, below):
                 axes.axvline(where, color=style["color"], linestyle=style["linestyle"], linewidth=0.9, alpha=0.8)
             above.plot([], [], color=style["color"], linestyle=style["linestyle"], linewidth=0.9, label=plain(what))
     above.set(title=plain(name), ylabel=plain(shown.up))
-    below.set(xlabel=plain(shown.across), ylabel="difference")
-    below.axhline(0, color="0.6", linewidth=0.8)
+    below.set(xlabel=plain(shown.across), ylabel=shown.below)
+    below.axhline(float(is_ratio), color="0.6", linewidth=0.8)
+    if is_ratio:
+        _look_near_one(below)
     for axes in (above, below):
         open_axes(axes)
         axes.margins(x=0)
+        if "x" in shown.logarithmic:
+            _logarithmic_x(axes, shown.places)
+    if "y" in shown.logarithmic and any((values > 0).any() for values in shown.values.values()):
+        above.set_yscale("log")
     figure.align_ylabels()
     above.legend(frameon=False, fontsize=9)
     return figure
+
+
+def _look_near_one(axes: Axes) -> None:
+    """Ratios up to two, however large they are where there is next to nothing."""
+    low, high = axes.get_ylim()
+    half = min(1.0, max(0.05, 1 - low, high - 1))
+    axes.set_ylim(1 - half, 1 + half)
+
+
+def _logarithmic_x(axes: Axes, places: NDArray[np.float64]) -> None:
+    """With plain numbers, and enough of them where the axis has no power of ten."""
+    axes.set_xlim(places[0], places[-1])
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _bands(name: str, shown: Bands) -> Figure:
+    """Panels one above the other, in each all curves with their bands."""
+    figure = Figure(figsize=(7.5, 0.8 + 2.6 * len(shown.panels)), dpi=DOTS_PER_INCH, layout="constrained")
+    every = figure.subplots(len(shown.panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (up, curves) in zip(every, shown.panels.items(), strict=True):
+        for place, (label, band) in enumerate(curves.items()):
+            colour = COLOURS[place % len(COLOURS)]
+            axes.fill_between(shown.places, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+            axes.plot(shown.places, band.values, color=colour, label=_short(label, 24), linewidth=1.8)
+        axes.axhline(1, color="0.6", linewidth=0.8)
+        axes.set_ylabel(_short(up, 40))
+        lowest = min((float(np.nanmin(band.low, initial=1.0)) for band in curves.values()), default=0.0)
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, lowest - 0.1), min(high, HIGHEST))
+        open_axes(axes)
+        axes.margins(x=0)
+        _logarithmic_x(axes, shown.places)
+        if shown.words:
+            axes.fill_between([], [], [], color=GRAY, alpha=0.18, linewidth=0, label=_short(shown.words, 40))
+        if shown.mark is not None:
+            what, where = shown.mark
+            axes.axvline(where, color=GRAY, linewidth=0.9, linestyle=(0, (5, 4)), label=_short(what, 40))
+    every[0].set_title(plain(name))
+    every[-1].set_xlabel(plain(shown.across))
+    handles, labels = every[0].get_legend_handles_labels()  # outside, because bands leave no room
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(5, len(labels)), frameon=False, fontsize=9)
+    figure.align_ylabels()
+    return figure
+
+
+def _slices(name: str, shown: Slices) -> Figure:
+    """Rows of images with a colour bar below each column, and one more below a row of differences."""
+    num_rows, num_columns = shown.values.shape[:2]
+    layout = _Table(num_rows, num_columns, shown.difference)
+    for column, (words, signed) in enumerate(zip(shown.columns, shown.signed, strict=True)):
+        values = shown.values[:, column]
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        if signed:
+            low, high = -max(-low, high), max(-low, high)
+        for row in range(num_rows):
+            image = layout.draw(row, column, values[row], SIGNED if signed else UNSIGNED, low, high)
+        layout.explain(num_rows - 1, column, image)
+        if shown.difference:
+            apart = values[1] - values[0]
+            most = float(np.nanmax(np.abs(apart), initial=0))
+            layout.explain(num_rows, column, layout.draw(num_rows, column, apart, APART, -most, most))
+        layout.write(layout.left + column * layout.step + layout.side / 2, layout.top - 0.12, words, ha="center")
+    for row, words in enumerate([*shown.rows, *(["difference"] if shown.difference else [])]):
+        layout.write(layout.left - 0.12, layout.middle(row), words, rotation=90, ha="center")
+    layout.write(layout.left, 0.14, " – ".join(filter(None, (name, shown.words))))
+    return layout.figure
+
+
+class _Table:
+    """Square images in rows and columns, with colour bars below some rows; all lengths in inches, from above."""
+
+    side, gap, bar, numbers = 1.75, 0.08, 0.09, 0.26
+    left, top = 0.3, 0.55
+
+    def __init__(self, num_rows: int, num_columns: int, difference: bool) -> None:
+        """The last row has a bar; with `difference`, another row with a bar follows."""
+        self.step = self.side + self.gap
+        self._num_rows = num_rows
+        self.width = self.left + num_columns * self.step
+        below = self.gap + self.bar + self.numbers
+        self.height = self.top + (num_rows + difference) * self.step + (1 + difference) * below - self.gap
+        self.figure = Figure(figsize=(self.width, self.height), dpi=DOTS_PER_INCH)
+
+    def start(self, row: int) -> float:
+        """Where a row begins."""
+        below = self.gap + self.bar + self.numbers if row >= self._num_rows else 0.0
+        return self.top + row * self.step + below
+
+    def middle(self, row: int) -> float:
+        return self.start(row) + self.side / 2
+
+    def draw(
+        self, row: int, column: int, values: NDArray[np.float64], colours: str, low: float, high: float
+    ) -> AxesImage:
+        axes = self._axes(self.left + column * self.step, self.start(row), self.side)
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_linewidth(0.5)
+        if not high > low:
+            low, high = low - 1e-3, high + 1e-3
+        return axes.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest", aspect="auto")
+
+    def explain(self, row: int, column: int, image: AxesImage) -> None:
+        """A colour bar below an image."""
+        axes = self._axes(self.left + column * self.step, self.start(row) + self.side + self.gap, self.bar)
+        bar = self.figure.colorbar(image, cax=axes, orientation="horizontal", ticks=MaxNLocator(4, prune="both"))
+        axes.tick_params(labelsize=8, length=2, pad=1.5)
+        bar.outline.set_linewidth(0.4)
+
+    def write(self, x: float, y: float, words: str, **style: Any) -> None:
+        self.figure.text(x / self.width, 1 - y / self.height, plain(words), va="center", fontsize=10, **style)
+
+    def _axes(self, x: float, y: float, height: float) -> Axes:
+        place = (x / self.width, 1 - (y + height) / self.height, self.side / self.width, height / self.height)
+        return self.figure.add_axes(place)
+
+
+def _joint_histograms(name: str, shown: JointHistograms) -> Figure:
+    """Side by side on one logarithmic scale of colours, each with the mean of the first as a line."""
+    count = len(shown.names)
+    figure = Figure(figsize=(3.4 * count + 1, 3.9), dpi=DOTS_PER_INCH, layout="constrained")
+    every = figure.subplots(1, count, sharex=True, sharey=True, squeeze=False)[0]
+    some = shown.shares[shown.shares > 0]
+    low, high = (float(some.min()), float(some.max())) if some.size else (1.0, 10.0)
+    norm = LogNorm(low, max(high, 1.001 * low))
+    extent = (*shown.x_range, *shown.y_range)
+    x, y = (
+        _middles(*ends, bins) for ends, bins in zip((shown.x_range, shown.y_range), shown.shares.shape[1:], strict=True)
+    )
+    total = shown.shares[0].sum(1)
+    mean = np.divide(shown.shares[0] @ y, total, np.full_like(total, np.nan), where=total > 0)
+    for axes, label, shares in zip(every, shown.names, shown.shares, strict=True):
+        masked = np.ma.masked_less_equal(shares.T, 0)
+        image = axes.imshow(masked, cmap="viridis", norm=norm, origin="lower", extent=extent, aspect="auto",
+                            interpolation="nearest")  # fmt: skip
+        axes.plot(
+            x, mean, color=COLOURS[1], linewidth=1.4, linestyle="--", label=f"mean of the {_short(shown.names[0], 24)}"
+        )
+        axes.set(title=_short(label, 24), xlabel=plain(shown.across))
+        axes.title.set_fontsize(10)
+        open_axes(axes)
+    every[0].set_ylabel(plain(shown.up))
+    every[0].legend(frameon=False, fontsize=8)
+    figure.colorbar(image, ax=list(every), label=plain(shown.what), pad=0.02)
+    figure.suptitle(plain(name), fontsize=10)
+    return figure
+
+
+def _middles(low: float, high: float, bins: int) -> NDArray[np.float64]:
+    return low + (high - low) * (np.arange(bins) + 0.5) / bins
 
 
 def _parity(name: str, shown: Parity) -> Figure:

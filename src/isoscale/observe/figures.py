@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,66 @@ class Curves:
     up: str
     marks: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     """A place that is marked on a curve, by the name of the curve: what it is, and where."""
+    logarithmic: Literal["", "x", "y", "xy"] = ""
+    """The axes that are logarithmic."""
+    below: Literal["difference", "ratio"] = "difference"
+    """How curves are compared with the first one."""
+    bands: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(default_factory=dict)
+    """From where to where that difference or ratio lies in single samples, by the name of the curve."""
+
+
+class Band(NamedTuple):
+    """A curve, and from where to where single samples lie about it."""
+
+    values: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Bands:
+    """Functions of one variable, on a logarithmic scale, that should be equal to 1 everywhere."""
+
+    places: NDArray[np.float64]
+    panels: Mapping[str, Mapping[str, Band]]
+    """One above the other: what is drawn upwards, and the curves by name."""
+    across: str
+    words: str = ""
+    """What the bands are."""
+    mark: tuple[str, float] | None = None
+    """A place that is marked: what it is, and where."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """A table of images, with the same colours in a column."""
+
+    values: NDArray[np.float64]
+    """(rows, columns, height, width)."""
+    rows: list[str]
+    columns: list[str]
+    """What is shown, with its unit."""
+    signed: list[bool]
+    """Whether a column has values about zero."""
+    words: str = ""
+    """What else is to be said, such as how large they are."""
+    difference: bool = False
+    """Whether a last row shows how far the second is from the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class JointHistograms:
+    """How pairs of values are distributed, in several histograms with the same colours."""
+
+    shares: NDArray[np.float64]
+    """(histograms, bins of x, bins of y)."""
+    names: list[str]
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    across: str
+    up: str
+    what: str
+    """What is counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,5 +187,7 @@ class Network:
     example: Any
 
 
-Drawable = Pictures | Matrix | PrecisionRecall | Histogram | Curves | Parity | ParityPoints
+Drawable = (
+    Pictures | Matrix | PrecisionRecall | Histogram | Curves | Parity | ParityPoints | Bands | Slices | JointHistograms
+)
 Figure = Drawable | Network

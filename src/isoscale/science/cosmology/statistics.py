@@ -144,9 +144,13 @@ def error_sums(predicted: Tensor, true: Tensor) -> Pair:
 
     They are |p - t|, p, t, p², t² and pt, of which `finish_errors` makes mean absolute errors and correlations.
     """
-    p, t = (values.double().transpose(0, 1).flatten(1) for values in (predicted, true))
-    moments = [each.sum(1) for each in ((p - t).abs(), p, t, p * p, t * t, p * t)]
-    return torch.stack(moments, 1), _number(p[0])
+    fields = zip(predicted.unbind(1), true.unbind(1), strict=True)  # one at a time, which stays in the cache
+    moments = [_moments(p.double(), t.double()) for p, t in fields]
+    return torch.stack(moments), _number(true[:, 0])
+
+
+def _moments(p: Tensor, t: Tensor) -> Tensor:
+    return torch.stack([each.sum() for each in ((p - t).abs(), p, t, p * p, t * t, p * t)])
 
 
 def finish_errors(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

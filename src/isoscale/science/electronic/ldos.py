@@ -52,13 +52,7 @@ class Physics(Config):
 
     def is_due(self, dataset: EvaluatedDataset) -> bool:
         """Whether to measure now."""
-        occasion = dataset.occasion
-        if occasion.is_rehearsal:
-            return True
-        if occasion.is_first:
-            return self.before
-        periods, periods_before = occasion.epoch // self.every, occasion.epoch_before // self.every
-        return periods > periods_before or (occasion.is_last and self.after)
+        return dataset.occasion.is_due(self.every, self.before, self.after)
 
 
 class Ldos(Supervised):

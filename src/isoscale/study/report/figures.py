@@ -11,16 +11,19 @@ from numpy.typing import NDArray
 
 from isoscale.observe.drawing import averaged, draw
 from isoscale.observe.figures import (
+    Bands,
     Curves,
     Drawable,
     Figure,
     Histogram,
+    JointHistograms,
     Matrix,
     Network,
     Parity,
     ParityPoints,
     Pictures,
     PrecisionRecall,
+    Slices,
 )
 from isoscale.observe.style import png
 from isoscale.observe.text import plain_number
@@ -66,6 +69,13 @@ def _values(name: str, figure: Drawable) -> dict[str, Any]:
             words = f"{figure.up} against {figure.across}: {', '.join(figure.values)}"
         case Parity() | ParityPoints():
             words = f"predicted against true {figure.what}"
+        case Bands():
+            curves = next(iter(figure.panels.values()), {})
+            words = f"{' and '.join(figure.panels)} against {figure.across}: {', '.join(curves)}"
+        case Slices():
+            words = f"{', '.join(figure.rows)}: slices of {', '.join(figure.columns)}"
+        case JointHistograms():
+            words = f"{figure.up} against {figure.across}: {', '.join(figure.names)}"
     drawn = draw("", figure)
     width, height = 72 * drawn.get_size_inches()
     return _drawing(shapes(drawn), words, float(width), float(height))
