@@ -31,7 +31,7 @@ def import_parameters(
     ] = None,
     num_epochs: Annotated[
         int | None,
-        typer.Option("--num_epochs", metavar="N", help="The same as num_epochs=N, as NERSC's train.py has it."),
+        typer.Option("--num_epochs", metavar="N", help="The same as the key num_epochs=N of such a file."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="RECIPE", help="The file to write; by default it is printed.")
