@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from isoscale.errors import UserError
 
@@ -127,6 +127,16 @@ def natural(path: Path | str) -> list[tuple[int, str]]:
     """A key that sorts numbers by their value."""
     words = re.split(r"(\d+)", str(path))
     return [(int(word), "") if word.isdigit() else (-1, word) for word in words]
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The last words of paths, as many as it takes to tell them apart."""
+    words = [PurePath(path.replace("#", "/")).parts for path in paths]
+    for count in range(1, max(map(len, words)) + 1):
+        names = ["/".join(part.strip("/") for part in each[-count:]).lstrip("/") for each in words]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} {number}" for number, name in enumerate(names)]  # one system, given several times
 
 
 def _nothing(place: Path) -> str:

@@ -116,12 +116,15 @@ class SplitMaker:
         plan = self._plan(source, wanted, order, self._settings.train.limit_train_batches, num_micro)
         return self._split(source, plan, order, decided)
 
-    def evaluation(self, name: str, limit: Limit = None, by_row: bool = False) -> Split | None:
+    def evaluation(
+        self, name: str, limit: Limit = None, by_row: bool = False, for_writing: bool = False
+    ) -> Split | None:
         """Validation, test or prediction data, in the order of the source; None if there is none.
 
-        With `by_row` people tell rows apart by their order, so that it must not be drawn at random.
+        With `by_row` people tell rows apart by their order, so that it must not be drawn at random; with `for_writing`
+        the task makes something else of them than rows, for which the data may have other samples (`for_prediction`).
         """
-        wanted = self._wanted(name)
+        wanted = self._wanted(name, for_writing)
         if wanted is not None and isinstance(wanted.source, Mixture):
             return self._mixture(wanted.source, None, limit)
         if name == "val" and self._settings.train.overfit_batches is not None:
@@ -207,7 +210,7 @@ class SplitMaker:
         wanted = decided if wanted == "auto" else wanted
         return choose(source, wanted, self._accelerator.total_memory, total_memory(), order)
 
-    def _wanted(self, split: str) -> Wanted | None:
+    def _wanted(self, split: str, for_writing: bool = False) -> Wanted | None:
         section: Data = self._settings.data
         if self._loaded is not None:
             loaded = self._loaded.split(split)
@@ -215,7 +218,8 @@ class SplitMaker:
                 return None
             size = loaded.batch_size * self._loader_ranks
             return Wanted(loaded.source, size, loaded.shuffle, loaded.drop_last, loaded.sampler)
-        given = getattr(self._sources, split, None)
+        chosen = getattr(self._sources, "for_prediction", None) if for_writing else None
+        given = getattr(self._sources, split, None) if chosen is None else chosen(split)
         if given is None:
             return None
         source = as_source(given)

@@ -1,11 +1,13 @@
 """Inference with a finished run: test, predict, and what there is to look at."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from isoscale.data.batches import Batch
@@ -22,6 +24,7 @@ from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.settings import Settings
 from isoscale.engine.splits import Split, SplitMaker
 from isoscale.engine.state.checkpoint import read
+from isoscale.engine.state.tensor_files import save_tensors
 from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.convolutions import as_products
 from isoscale.engine.step.kernels import store_channels_last
@@ -31,6 +34,8 @@ from isoscale.engine.transforms import FittedStates, fitted
 from isoscale.errors import UserError
 from isoscale.observe.figures import Figure
 from isoscale.observe.progress import Waiting
+from isoscale.parallel import world
+from isoscale.parallel.collectives import ALONE, Ranks
 from isoscale.recipe.components import instantiate
 from isoscale.recipe.components import resolve as resolve_class
 from isoscale.recipe.loaded import LoadedRecipe
@@ -39,6 +44,7 @@ from isoscale.runs.given_data import Stored, check_rows, explained, fitting, for
 from isoscale.runs.run import Run
 from isoscale.science.registry import applied_to
 from isoscale.system import devices as accelerators
+from isoscale.system.files import failures_in_words, own_folder, written_aside
 from isoscale.system.moved import renamed_argument
 from isoscale.system.printing import echo
 
@@ -95,9 +101,9 @@ class _Application:
     def split(self, name: str, by_row: bool = False) -> Split:
         maker = SplitMaker(self._data, self.settings, self.accelerator)
         limit = self.settings.train.limit_test_batches if name == "test" and not by_row else None
-        split = maker.evaluation(name, limit, by_row)
+        split = maker.evaluation(name, limit, by_row, by_row and writes_predictions(self.task))
         if split is None:
-            systems = f"name {applied_to()} (--systems PATH), " if _reader_of_paths(self.loaded.recipe) else ""
+            systems = f"name {applied_to()} (--data PATH), " if _reader_of_paths(self.loaded.recipe) else ""
             others = [f"{other} (split={other!r}, --split {other})" for other in maker.others(name)]
             raise UserError(
                 f"the data has no {name} part; take another one{': ' if others else ' (--split val), '}"
@@ -194,15 +200,23 @@ def _wording(task: Any) -> dict[str, Any]:
     return {name: getattr(task, name) for name in ("units", "of_all") if hasattr(task, name)}
 
 
-def other_systems(run: Run, paths: Sequence[str]) -> Sources:
-    """Other data than that of a run, in files that its class of data reads (`from_paths`)."""
-    read = _reader_of_paths(run.to_build().recipe)
+def other_data(run: Run, paths: Sequence[str], split: str) -> Sources:
+    """Other data than that of a run, in files that its class of data reads (`from_paths`), for one split.
+
+    That method gets the paths and, of the arguments that the recipe gives the class, those that it names.
+    """
+    recipe = run.to_build().recipe
+    read = _reader_of_paths(recipe)
     if read is None:
-        raise UserError(f"--systems is for runs that learn from {applied_to()}, and {run.path} learns from others")
-    return read(list(paths))
+        raise UserError(f"--data is for runs that learn from {applied_to()}, and {run.path} learns from others")
+    named = inspect.signature(read).parameters
+    found = read(list(paths), **{key: value for key, value in recipe.data.arguments.items() if key in named})
+    if getattr(found, split, None) is None:
+        raise UserError(f"{', '.join(paths)}: there are no targets to compare with; isoscale predict needs none")
+    return found
 
 
-def _reader_of_paths(recipe: Recipe) -> Callable[[list[str]], Sources] | None:
+def _reader_of_paths(recipe: Recipe) -> Callable[..., Sources] | None:
     """How a recipe's class of data reads other files than those of the recipe, where it can."""
     return None if recipe.data.class_ is None else getattr(resolve_class(recipe.data.class_), "from_paths", None)
 
@@ -231,16 +245,93 @@ def predict(
     """
     application = _Application(_cautioned(run, checkpoint), checkpoint, data, split, device)
     with Store(folder) as store, application.applied():
-        part = application.split(split, by_row=True)
-        if writes_predictions(application.task):
-            application.task.write_predictions(application.dataset("predict", part), store)  # type: ignore[operator]
+        return _predicted(application, application.split(split, by_row=True), store)
+
+
+def _predicted(application: _Application, part: Split, store: Store) -> dict[str, torch.Tensor]:
+    """What a task predicts for a split, put into a store."""
+    if writes_predictions(application.task):
+        application.task.write_predictions(application.dataset("predict", part), store)  # type: ignore[operator]
+    else:
+        found = predict_all(application.forward("predict"), part.feed, part.plan)
+        check_rows(application.task, found, part.plan.num_samples)
+        named = found if isinstance(found, dict) else {"prediction": application.stored(found)}
+        for name, values in named.items():
+            store.put(name, (values.float() if values.dtype == torch.bfloat16 else values).numpy())
+    return store.finish()
+
+
+class Written(NamedTuple):
+    """Predictions in files."""
+
+    place: Path
+    """A file, or the folder that they are in."""
+    arrays: dict[str, torch.Tensor]
+    is_main: bool
+    """Whether this process, of several ranks, is the one to speak of it."""
+
+
+def write_predictions(
+    run: Run, out: Path | None, checkpoint: str | None = None, paths: Sequence[str] = (), split: str = "test"
+) -> Written:
+    """Predict a split of a run's data, or data at `paths`, into a file or a folder.
+
+    Several ranks share the work where each writes a part of what is predicted, as of whole boxes.
+    """
+    if out is not None:
+        _check_out(out)
+    ranks = world.join(accelerators.find().kind)
+    with world.guarded():
+        data = other_data(run, paths, "predict") if paths else None
+        split = "predict" if paths else split
+        application = _Application(_cautioned(run, checkpoint, ranks), checkpoint, data, split, "auto")
+        with application.applied():
+            part = application.split(split, by_row=True)
+            has_files = writes_predictions(application.task) and getattr(part.source, "writes_files", False)
+            if not (ranks.alone or has_files):
+                raise UserError(
+                    f"{type(application.task).__name__} predicts on one rank, and this is rank {ranks.rank} of "
+                    f"{ranks.world_size}: leave out --devices, or start the command once"
+                )
+            place = out or run.path / ("predictions" if has_files else "predictions.npz")
+            if place.suffix in HDF5 and not has_files:
+                raise UserError(f"--out {place}: {WRITTEN_AS}; HDF5 is for whole boxes")
+            if place.suffix in ARRAYS and not place.is_dir():
+                if not ranks.alone:
+                    raise UserError(f"--out {place}: several ranks write into a folder, or into one .h5 file")
+                folder, only = None, None
+            else:
+                folder, only = (place.parent, place.name) if place.suffix in HDF5 else (place, None)
+                with failures_in_words(folder):
+                    folder.mkdir(exist_ok=True) if out else own_folder(folder)
+            with Store(folder, ranks, only) as store:
+                found = _predicted(application, part, store)
+            if folder is None:
+                _write_arrays(place, found)
+        ranks.any(False, "the end of all ranks")
+    return Written(place, found, ranks.is_main)
+
+
+HDF5 = (".h5", ".hdf5")
+ARRAYS = (".npz", ".safetensors")
+WRITTEN_AS = "predictions are written as .npz or .safetensors, or into a folder"
+
+
+def _check_out(path: Path) -> None:
+    """Refuse a place that cannot be written, before the work."""
+    if not path.is_dir() and path.suffix and path.suffix not in (*ARRAYS, *HDF5):
+        raise UserError(f"--out {path}: {WRITTEN_AS}")
+    if not path.parent.is_dir():
+        raise UserError(f"--out {path}: there is no folder {path.parent}")
+
+
+def _write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    with failures_in_words(path), written_aside(path) as file:
+        if path.suffix == ".npz":
+            arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+            np.savez(file, **arrays)
         else:
-            found = predict_all(application.forward("predict"), part.feed, part.plan)
-            check_rows(application.task, found, part.plan.num_samples)
-            named = found if isinstance(found, dict) else {"prediction": application.stored(found)}
-            for name, values in named.items():
-                store.put(name, (values.float() if values.dtype == torch.bfloat16 else values).numpy())
-        return store.finish()
+            save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, file.name)
 
 
 @renamed_argument("role", "split")
@@ -269,11 +360,11 @@ def _say(text: str) -> None:
     echo(text, err=True)
 
 
-def _cautioned(run: str | Path | Run, checkpoint: str | None) -> Run:
+def _cautioned(run: str | Path | Run, checkpoint: str | None, ranks: Ranks = ALONE) -> Run:
     """The run, after a word to the user where it has not come to its end."""
     found = _as_run(run)
     caution = found.caution(checkpoint)
-    if caution is not None:
+    if caution is not None and ranks.is_main:
         _say(caution)
     return found
 

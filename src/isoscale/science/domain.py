@@ -79,7 +79,7 @@ class Domain:
     importers: tuple[Importer, ...] = ()
     describers: tuple[Describer, ...] = ()
     applied_to: str = ""
-    """What `isoscale test` and `predict` take after --systems, for classes of data that have `from_paths`."""
+    """What `isoscale test` and `predict` take after --data, for classes of data that have `from_paths`."""
 
     @property
     def name(self) -> str:

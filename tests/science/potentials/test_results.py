@@ -195,7 +195,7 @@ class TestErrors:
     def test_other_data_has_no_systems(self, called: Any, folder: Path, tmp_path: Path) -> None:
         images = train(tmp_path / "run", train__epochs=1, train__limit_train_batches=1)
         refused = called("test", str(images.path), "--systems", str(folder / "large"), code=2)
-        assert "--systems is for runs that learn from systems of atoms" in refused
+        assert "--data is for runs that learn from systems of atoms" in refused
 
 
 class TestPictures:
@@ -279,7 +279,7 @@ def test_a_run_without_test_data_says_how_it_can_be_tested(
     words = f"isoscale test {run.path} --split val"
     assert words in capsys.readouterr().out
     assert "val/force_rmse" in called(*words.split()[1:])
-    assert "--systems PATH" in called("test", str(run.path), code=2)
+    assert "--data PATH" in called("test", str(run.path), code=2)
 
 
 def test_a_test_says_errors_in_units_and_no_loss(tested: Measured) -> None:

@@ -1,20 +1,20 @@
 """`isoscale test` and `isoscale predict`."""
 
+import signal
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from isoscale.cli import complete
-from isoscale.cli.arguments import Trust
+from isoscale.cli.arguments import Trust, start_ranks
 from isoscale.cli.output import print_json
 from isoscale.science.registry import applied_to
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
+    from collections.abc import Iterator, Mapping
 
     from isoscale.observe.figures import Figure
 
@@ -29,12 +29,12 @@ CHECKPOINT = Annotated[
     typer.Option(metavar="NAME", help="best, last or a step; by default best.", autocompletion=complete.checkpoints),
 ]
 SPLIT = Annotated[Literal["train", "val", "test"], typer.Option("--split", "--role", help="Which part of the data.")]
-SYSTEMS = Annotated[
+DATA = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATH…", help=f"Other data than that of the run: {applied_to()}."),
+    typer.Option("--data", "--systems", metavar="PATH…", help=f"Other data than that of the run: {applied_to()}."),
 ]
 MORE_WORDS = {"allow_extra_args": True}
-"""Settings of commands whose --systems takes several paths, which a shell makes of one with a star."""
+"""Settings of commands whose --data takes several paths, which a shell makes of one with a star."""
 PRINT_SCALE = 2
 """Dots of a picture that goes into a talk, of those that a screen needs."""
 
@@ -44,17 +44,17 @@ def test(
     run: RUN = None,
     checkpoint: CHECKPOINT = None,
     split: SPLIT = "test",
-    systems: SYSTEMS = None,
+    data: DATA = None,
     trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Measure a run's weights on its test data, or on other data."""
-    paths = _paths(context, systems, split != "test")
-    from isoscale.runs.inference import measure, other_systems
+    paths = _paths(context, data, split != "test")
+    from isoscale.runs.inference import measure, other_data
     from isoscale.runs.run import Run
 
     found = Run.find(run, trust=trust)
-    measured = measure(found, checkpoint, other_systems(found, paths) if paths else None, split)
+    measured = measure(found, checkpoint, other_data(found, paths, split) if paths else None, split)
     if as_json:
         print_json(measured.metrics)
         return
@@ -67,15 +67,15 @@ def test(
         echo("\n".join(["", "pictures:", *(f"  {picture}" for picture in pictures)]))
 
 
-def _paths(context: typer.Context, systems: list[str] | None, has_split: bool) -> list[str]:
-    """All paths after --systems."""
+def _paths(context: typer.Context, data: list[str] | None, has_split: bool) -> list[str]:
+    """All paths after --data."""
     from isoscale.errors import UserError
 
-    if context.args and not systems:
+    if context.args and not data:
         context.fail(f"Got unexpected extra argument ({' '.join(context.args)})")
-    if systems and has_split:
-        raise UserError("--split is a part of the run's own data; leave it out where --systems says which data to take")
-    return [*(systems or ()), *context.args]
+    if data and has_split:
+        raise UserError("--split is a part of the run's own data; leave it out where --data says which to take")
+    return [*(data or ()), *context.args]
 
 
 def _draw(folder: Path, figures: "Mapping[str, Figure]") -> list[Path]:
@@ -104,62 +104,51 @@ def predict(
     run: RUN = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="An .npz or .safetensors file, or a folder for .npy files; default RUN/predictions.npz."),
+        typer.Option(
+            help="An .npz or .safetensors file, or a folder; of whole boxes an .h5 file or a folder. By default "
+            "RUN/predictions.npz, of boxes RUN/predictions."
+        ),
     ] = None,
     checkpoint: CHECKPOINT = None,
     split: Annotated[
         Literal["train", "val", "test", "predict"], typer.Option("--split", "--role", help="Which part of the data.")
     ] = "test",
-    systems: SYSTEMS = None,
+    data: DATA = None,
+    devices: Annotated[
+        int | None,
+        typer.Option("--devices", min=1, metavar="N", help="Predict whole boxes with N processes on this machine."),
+    ] = None,
     trust: Trust = False,
 ) -> None:
-    """Write what a run's weights predict, one row per sample, in the order of the data."""
-    paths = _paths(context, systems, split != "test")
-    from isoscale.runs.inference import other_systems
-    from isoscale.runs.inference import predict as apply
+    """Write what a run's weights predict: one row per sample, in the order of the data, or whole boxes."""
+    paths = _paths(context, data, split != "test")
+    start_ranks(devices)
+    from isoscale.runs.inference import write_predictions
     from isoscale.runs.run import Run
 
     found = Run.find(run, trust=trust)
-    target = out or found.path / "predictions.npz"
-    folder = _checked_folder(target)
-    if paths:
-        tensors = apply(found, checkpoint, other_systems(found, paths), "predict", folder=folder)
-    else:
-        tensors = apply(found, checkpoint, split=split, folder=folder)
-    if folder is None:
-        _write(target, tensors)
-    echo(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {target}")
-    for name, tensor in tensors.items():
+    with _stopped_in_order():
+        written = write_predictions(found, out, checkpoint, paths, split)
+    if not written.is_main:
+        return
+    echo(f"{found.path}, {found.checkpoint_words(checkpoint)}: written to {written.place}")
+    for name, tensor in written.arrays.items():
         kind = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         echo(f"  {name}: {kind if tensor.dim() else f'{tensor.item():.10g}'}")
 
 
-def _checked_folder(path: Path) -> Path | None:
-    """The folder that predictions go to, made where it is not there; None where they go into one file."""
-    from isoscale.errors import UserError
-    from isoscale.system.files import failures_in_words
+@contextmanager
+def _stopped_in_order() -> "Iterator[None]":
+    """A request to stop is an error like others meanwhile, after which nothing half-written is left."""
+    from isoscale.errors import StoppedEarly
+    from isoscale.system import signals
+    from isoscale.system.printing import shout
 
-    is_folder = path.is_dir() or not path.suffix
-    if not is_folder and path.suffix not in (".npz", ".safetensors"):
-        raise UserError(f"--out {path}: predictions are written as .npz or .safetensors, or into a folder")
-    if not path.parent.is_dir():
-        raise UserError(f"--out {path}: there is no folder {path.parent}")
-    if not is_folder:
-        return None
-    with failures_in_words(path):
-        path.mkdir(exist_ok=True)
-    return path
+    def stop(number: int, frame: object) -> None:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        shout(f"{signal.Signals(number).name}: stopped; nothing was written\n")
+        raise StoppedEarly
 
-
-def _write(path: Path, tensors: "dict[str, Tensor]") -> None:
-    import numpy
-
-    from isoscale.engine.state.tensor_files import save_tensors
-    from isoscale.system.files import failures_in_words, written_aside
-
-    with failures_in_words(path), written_aside(path) as file:
-        if path.suffix == ".npz":
-            arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
-            numpy.savez(file, **arrays)
-        else:
-            save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, file.name)
+    with signals.hearing(stop):
+        yield

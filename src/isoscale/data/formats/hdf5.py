@@ -4,13 +4,14 @@ import errno
 import os
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import DTypeLike
 
 from isoscale.data.columns import BLOCK_BYTES, Array, Column, Rows, row_bytes
 from isoscale.data.formats.checks import check_length, check_not_cut, check_numbers, split_shape
@@ -119,6 +120,33 @@ def hdf5_names(path: Path) -> list[str]:
         except (RuntimeError, OSError, ValueError) as error:  # h5py has no kind of its own for what it cannot read
             raise UserError(f"{path} is damaged: {error}") from None
     return names
+
+
+def allocate(
+    path: Path, dataset: str, shape: Sequence[int], dtype: DTypeLike, attributes: Mapping[str, Any],
+    of_dataset: Mapping[str, Any],
+) -> int:  # fmt: skip
+    """Make a file with room for one dataset, which lies there as it is: the place of its first byte."""
+    with h5py.File(path, "x") as file:
+        file.attrs.update(attributes)
+        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        layout.set_layout(h5py.h5d.CONTIGUOUS)
+        layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        layout.set_obj_track_times(False)  # equal data makes equal files
+        kind, space = h5py.h5t.py_create(np.dtype(dtype)), h5py.h5s.create_simple(tuple(shape))
+        stored = h5py.Dataset(h5py.h5d.create(file.id, dataset.encode(), kind, space, layout))
+        stored.attrs.update(of_dataset)
+        return int(stored.id.get_offset())
+
+
+def has_attribute(path: Path, name: str) -> bool:
+    """Whether a file is an HDF5 file with an attribute of this name."""
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return name in file.attrs
+    except OSError:
+        return False
 
 
 @lru_cache(maxsize=MOST_OPEN)

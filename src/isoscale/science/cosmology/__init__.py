@@ -26,6 +26,7 @@ DOMAIN = Domain(
         "field_regression": "FieldRegression", "unet3d": "UNet3d",
     },
     presets="isoscale/recipes/cosmology",
+    applied_to="boxes of fields, in HDF5, Zarr or .npz files or folders of .npy files",
     generators={"cosmology/box": "isoscale.science.cosmology.boxes.make_files"},
     importers=(IMPORTER,),
 )  # fmt: skip

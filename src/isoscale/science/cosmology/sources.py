@@ -7,15 +7,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from isoscale.data.files import data_folder, find_files
-from isoscale.data.formats.opening import SUFFIXES, open_array
-from isoscale.data.sources import SPLITS, Sources
+from isoscale.data.files import data_folder, find_files, is_store
+from isoscale.data.formats.opening import SUFFIXES, dataset_names, open_array
+from isoscale.data.sources import SPLITS, Source, Sources
 from isoscale.data.tiles import CROPS_PER_TILE, TiledCrops
 from isoscale.data.volumes import Crops, Volume
 from isoscale.errors import UserError
 from isoscale.science.cosmology.boxes import ensure_box
 from isoscale.science.cosmology.fields import FIELDS
 from isoscale.science.cosmology.simulation import Simulation
+from isoscale.science.cosmology.whole_box import Tiles
 from isoscale.system.printing import echo
 
 Paths = str | list[str]
@@ -30,6 +31,7 @@ class Boxes(Sources):
         train: Paths | None = None,
         val: Paths | None = None,
         test: Paths | None = None,
+        predict: Paths | None = None,
         input: str = "Nbody",
         target: str = "Hydro",
         fields: dict[str, list[str]] | None = None,
@@ -37,6 +39,7 @@ class Boxes(Sources):
         wrap: bool = False,
         dtype: Literal["float32", "bfloat16"] | None = None,
         eval_samples: int = 8192,
+        overlap: int | None = None,
         tile: int | None = None,
         tiles_at_once: int | None = None,
         crops_per_tile: int | None = None,
@@ -47,11 +50,14 @@ class Boxes(Sources):
         where the files do not; of a vector, the names end in _x, _y and _z. `crop` is the number of cells along an edge
         of a crop, and with `wrap` crops go on at the other side of a periodic box. `dtype` is what boxes are kept in,
         by default what they are stored in. A validation or a test looks at `eval_samples` crops, always the same ones.
+        Predictions are of whole boxes, by tiles of the size of a crop that share `overlap` cells, half of it by
+        default; those of `predict` need no target.
 
         Training boxes that are larger than memory are read in tiles of up to `tile` cells a side: crops of
         `tiles_at_once` (4) are mixed, and `crops_per_tile` (4096) are taken of each before others follow.
         """
-        given = {split: paths for split, paths in zip(SPLITS, (train, val, test), strict=True) if paths}
+        named = {"train": train, "val": val, "test": test, "predict": predict}
+        given = {split: paths for split, paths in named.items() if paths}
         if not given:
             raise UserError("data names no box: set data.train to HDF5 files, or make some: isoscale data make")
         if crop < 1 or eval_samples < 1:
@@ -61,7 +67,8 @@ class Boxes(Sources):
                 "data.tiles_at_once and data.crops_per_tile are for tiles: set data.tile, or leave them out"
             )
         names = {"input": input, "target": target}
-        volumes = {split: [open_box(path, names, fields) for path in find(paths, split)]
+        volumes = {split: [open_box(path, names if split != "predict" else {"input": input}, fields)
+                           for path in find(paths, split)]
                    for split, paths in given.items()}  # fmt: skip
         check_alike([volume for each in volumes.values() for volume in each])
         kept = None if dtype is None else getattr(torch, dtype)
@@ -70,11 +77,32 @@ class Boxes(Sources):
         if tile is not None and "train" in volumes:
             per_tile = CROPS_PER_TILE if crops_per_tile is None else crops_per_tile
             self.crops["train"] = TiledCrops(volumes["train"], crop, tile, tiles_at_once, per_tile, wrap, kept)
+        self.tiles = {split: Tiles(Crops([_without_target(volume) for volume in each], crop, wrap, kept, on_disk=True),
+                                   overlap, target, each[0].fields.get("target", (fields or {}).get("target")))
+                      for split, each in volumes.items()}  # fmt: skip
+        """Whole boxes of each split, as they are predicted."""
         drawn = {
             split: crops if split == "train" else crops.draw(min(eval_samples, len(crops)))
-            for split, crops in self.crops.items()
-        }
-        super().__init__(**drawn)
+            for split, crops in self.crops.items() if split != "predict"
+        }  # fmt: skip
+        super().__init__(**drawn, predict=self.tiles.get("predict"))
+
+    @classmethod
+    def from_paths(
+        cls, paths: list[str], input: str = "Nbody", target: str = "Hydro", fields: dict[str, list[str]] | None = None,
+        crop: int = 64, wrap: bool = False, dtype: Literal["float32", "bfloat16"] | None = None,
+        eval_samples: int = 8192, overlap: int | None = None,
+    ) -> "Boxes":  # fmt: skip
+        """Other boxes, read as those of a recipe with these arguments: to be tested where they all have targets."""
+        has_targets = all(has_array(path, target) for path in find(paths, "predict"))
+        return Boxes(
+            test=paths if has_targets else None, predict=paths, input=input, target=target, fields=fields, crop=crop,
+            wrap=wrap, dtype=dtype, eval_samples=eval_samples, overlap=overlap,
+        )  # fmt: skip
+
+    def for_prediction(self, split: str) -> Source | None:
+        """The tiles of the boxes of a split, which cover all of them."""
+        return self.tiles.get(split)
 
 
 class SimulatedBoxes(Boxes):
@@ -130,6 +158,17 @@ def open_box(path: Path, names: Mapping[str, str], fields: Fields | None) -> Vol
     return Volume(str(path), arrays, named, None if size is None else float(size))
 
 
+def has_array(path: Path, name: str) -> bool:
+    """Whether a box has an array of this name."""
+    if path.is_dir() and not is_store(path):
+        return (path / f"{name}.npy").exists()
+    return name.strip("/") in (dataset_names(path) or [])
+
+
+def _without_target(volume: Volume) -> Volume:
+    return volume._replace(arrays={"input": volume.arrays["input"]}, fields={"input": volume.fields["input"]})
+
+
 def _attributes(array: Any) -> Mapping[str, Any]:
     return getattr(array, "attributes", {})
 
@@ -149,7 +188,7 @@ def check_alike(volumes: Sequence[Volume]) -> None:
     """Refuse boxes whose fields have other names, or whose cells are of another size: a network cannot tell."""
     first = volumes[0]
     for volume in volumes[1:]:
-        if volume.fields != first.fields:
+        if any(volume.fields[key] != first.fields[key] for key in volume.fields.keys() & first.fields.keys()):
             raise UserError(
                 f"{volume.name} has the fields {_listed(volume.fields)}, but {first.name} has {_listed(first.fields)}; "
                 "give boxes with the same fields, in the same order"

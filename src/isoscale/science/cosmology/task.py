@@ -4,19 +4,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
 from isoscale.data.batches import Batch
 from isoscale.data.sources import Source, whole
 from isoscale.data.volumes import Crops
-from isoscale.engine.dataset_metrics import EvaluatedDataset
+from isoscale.engine.dataset_metrics import EvaluatedDataset, Store
 from isoscale.engine.task import Supervised
 from isoscale.errors import UserError
 from isoscale.observe.figures import Figure
 from isoscale.science.cosmology.loss import FieldLoss
 from isoscale.science.cosmology.physics import UNITS, Fields, Measurement, Physics, show, show_inputs
 from isoscale.science.cosmology.symmetries import CubeSymmetry
+from isoscale.science.cosmology.whole_box import Tiles, write_boxes
 
 
 class FieldRegression(Supervised):
@@ -51,6 +53,13 @@ class FieldRegression(Supervised):
                         f"cube_symmetry turns the fields {', '.join(names)} of {key}, but the boxes have "
                         f"{', '.join(known[key])}: give these to its `fields`, or name those of the boxes (data.fields)"
                     )
+
+    def write_predictions(self, dataset: EvaluatedDataset, store: Store) -> None:
+        """Whole boxes, where the data has some, and else a row for each sample."""
+        if isinstance(dataset.source, Tiles):
+            write_boxes(dataset, store)
+        else:
+            store.put("prediction", torch.cat([seen.output.float().cpu() for seen in dataset.look()]).numpy())
 
     def check_data(self, split: str, source: Source) -> None:
         """Refuse boxes that have not the fields that the network takes and gives."""

@@ -1,13 +1,13 @@
 """What people look at of a trained potential: errors by system, predictions against labels, and files."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from isoscale.data.files import short_names
 from isoscale.data.sources import Source
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Seen, Store
 from isoscale.observe.figures import Parity
@@ -96,16 +96,6 @@ class Systems:
         """The number of each frame's system, and the number of the frame there."""
         numbers = torch.searchsorted(self._starts, samples, right=True) - 1
         return numbers, samples - self._starts[numbers]
-
-
-def short_names(paths: Sequence[str]) -> list[str]:
-    """The last words of paths, as many as it takes to tell them apart."""
-    words = [PurePath(path.replace("#", "/")).parts for path in paths]
-    for count in range(1, max(map(len, words)) + 1):
-        names = ["/".join(part.strip("/") for part in each[-count:]).lstrip("/") for each in words]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{name} {number}" for number, name in enumerate(names)]  # one system, given several times
 
 
 class _Looked:
