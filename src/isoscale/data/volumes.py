@@ -173,7 +173,8 @@ class Crops:
         if isinstance(array, np.memmap):  # to touch what was cut off would end the process
             check_not_cut(str(array.filename), os.stat(str(array.filename)).st_size, array.offset + array.nbytes)
         found = array[(slice(None), *place)]
-        tensor = found if isinstance(found, Tensor) else as_tensor(np.ascontiguousarray(found))
+        # of a mapped file this is a copy: torch warns of memory that cannot be written to
+        tensor = found if isinstance(found, Tensor) else as_tensor(np.require(found, requirements="CW"))
         if tensor.is_floating_point() and not tensor.isfinite().all():
             field, *cell = (~tensor.isfinite()).nonzero()[0].tolist()
             value = float(tensor[(field, *cell)])
