@@ -174,7 +174,7 @@ class Crops:
             check_not_cut(str(array.filename), os.stat(str(array.filename)).st_size, array.offset + array.nbytes)
         found = array[(slice(None), *place)]
         # of a mapped file this is a copy: torch warns of memory that cannot be written to
-        tensor = found if isinstance(found, Tensor) else as_tensor(np.require(found, requirements="CW"))
+        tensor = found if isinstance(found, Tensor) else as_tensor(np.require(found, requirements=["C", "W"]))
         if tensor.is_floating_point() and not tensor.isfinite().all():
             field, *cell = (~tensor.isfinite()).nonzero()[0].tolist()
             value = float(tensor[(field, *cell)])

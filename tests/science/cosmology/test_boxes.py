@@ -89,6 +89,7 @@ def test_the_command_makes_boxes_once(isoscale, tmp_path: Path):
     (("boxes=0",), "at least one"),
     (("seed=3",), "with seed=0 and not 3: choose another folder"),
     (("device=cuda",), "device=cuda: torch sees none here"),
+    (("device=gpu",), "device=gpu: expected auto or one of"),
 ])  # fmt: skip
 def test_what_cannot_be_made_is_said_and_nothing_is_touched(isoscale, words, message: str, tmp_path: Path):
     if words == ("device=cuda",) and torch.cuda.is_available():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 import h5py
@@ -76,7 +76,7 @@ def make_files(
     steps: int = 20,
     temperature: float = 1.2e4,
     cosmology: dict[str, float] | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: str = "auto",
 ) -> list[str]:
     """Write `box0.h5`, `box1.h5` and so on, of as many seeds; returns what became of each, in words.
 
@@ -85,6 +85,8 @@ def make_files(
     """
     if boxes < 1:
         raise UserError(f"boxes={boxes}: at least one is needed")
+    if device not in ("auto", *devices.KINDS):
+        raise UserError(f"device={device}: expected auto or one of {', '.join(devices.KINDS)}")
     if device != "auto" and not devices.is_available(device):
         raise UserError(f"device={device}: torch sees none here; leave device out, or see what `isoscale doctor` says")
     place = devices.find(device).device

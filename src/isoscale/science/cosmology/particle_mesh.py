@@ -5,7 +5,9 @@ integers, products of three fractions of 14 bits: their sums do not depend on th
 threads or atomic operations of a GPU, and the mass on the mesh is that of the particles, exactly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +17,29 @@ BITS = 14
 ONE = 1 << BITS
 WHOLE = 1 << 3 * BITS
 """The weight of one particle: a cell holds 2²¹ of them before 64 bits overflow."""
-CPU_CHUNK, CHUNK = 1 << 12, 1 << 20
-"""Particles at a time, which does not change bits: what fits the caches of a processor and is too little for torch to
-wake its threads, which wait for each other far longer than they work on a busy machine; and what fills a GPU."""
+CPU_CHUNK, CHUNK = 1 << 14, 1 << 20
+"""Particles at a time, which does not change bits: what fits the caches of a processor, and what fills a GPU."""
+MOST_THREADS = 8
 
 
-def chunks(positions: Tensor) -> Iterator[slice]:
-    """All particles, some at a time."""
-    num_particles, size = positions.shape[1], CPU_CHUNK if positions.device.type == "cpu" else CHUNK
-    for start in range(0, num_particles, size):
-        yield slice(start, min(start + size, num_particles))
+def in_parts(positions: Tensor, work: Callable[[list[slice]], Any]) -> list[Any]:
+    """Call `work` with the chunks of all particles, as one part or, on a processor, on a thread for each part.
+
+    Threads of torch would share every operation, and wait for each other at its end: on a busy machine a hundred times
+    as long as they work.
+    """
+    num_particles, on_cpu = positions.shape[1], positions.device.type == "cpu"
+    size = CPU_CHUNK if on_cpu else CHUNK
+    chunks = [slice(start, min(start + size, num_particles)) for start in range(0, num_particles, size)]
+    if not on_cpu:
+        return [work(chunks)]
+    before = torch.get_num_threads()
+    count = min(before, MOST_THREADS)
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(torch.no_grad()(work), [chunks[number::count] for number in range(count)]))
+    finally:
+        torch.set_num_threads(before)  # which new threads would have one of
 
 
 def corners(positions: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -41,14 +56,21 @@ def corners(positions: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 def deposit(positions: Tensor, n: int, values: Tensor | None = None) -> Tensor:
     """Cloud-in-cell sums (n, n, n) in float64 of the particles, or of a value (particles) of each, over the mesh."""
-    mesh = torch.zeros(n**3, dtype=torch.int64, device=positions.device)
     # A power of two changes no digits of the values.
     unit = 1.0 if values is None else float(2.0 ** values.abs().max().clamp(min=1e-30).log2().ceil())
-    for chunk in chunks(positions):
-        points, weights = corners(positions[:, chunk], n)
-        if values is not None:
-            weights = (weights * (values[chunk].double() / unit)).round_().long()
-        mesh.index_add_(0, points.flatten(), weights.flatten())
+
+    def add(chunks: list[slice]) -> Tensor:
+        mesh = torch.zeros(n**3, dtype=torch.int64, device=positions.device)
+        for chunk in chunks:
+            points, weights = corners(positions[:, chunk], n)
+            if values is not None:
+                weights = (weights * (values[chunk].double() / unit)).round_().long()
+            mesh.index_add_(0, points.flatten(), weights.flatten())
+        return mesh
+
+    mesh, *others = in_parts(positions, add)
+    for other in others:
+        mesh += other
     return (mesh.double() * (unit / WHOLE)).view(n, n, n)
 
 

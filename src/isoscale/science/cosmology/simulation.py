@@ -22,9 +22,9 @@ from torch import Tensor
 from isoscale.data.hashing import MASK, derive_key, fold
 from isoscale.errors import UserError
 from isoscale.science.cosmology.particle_mesh import (
-    chunks,
     deposit,
     derivative,
+    in_parts,
     interpolate,
     inverse_laplacian,
     smooth,
@@ -240,8 +240,12 @@ def kick(simulation: Simulation, dark: Species, gas: Species, gravity: float, du
 def _push(species: Species, potential: Tensor) -> None:
     """Add the gradient of a potential, given by its spectrum, to the momenta."""
     mesh = torch.stack([derivative(potential, axis) for axis in range(3)], -1)
-    for chunk in chunks(species.positions):
-        species.momenta[:, chunk] += interpolate(mesh, species.positions[:, chunk])
+
+    def push(chunks: list[slice]) -> None:
+        for chunk in chunks:
+            species.momenta[:, chunk] += interpolate(mesh, species.positions[:, chunk])
+
+    in_parts(species.positions, push)
 
 
 def polytropic_temperature(simulation: Simulation, density: Tensor) -> Tensor:
