@@ -2,11 +2,11 @@
 
     python tests/nightly/kills.py --kills 1000 --seed 1 --log kills.txt
 
-A work (a training on 1, 2 or 4 ranks with data workers, a shuffle, a sweep, an export) is started, one of its processes
-gets a signal after a random while, and it is started again, on another number of ranks, until it is done. Then it is
-compared with one that nothing disturbed. The log has a line for each signal; the seed repeats the choices, though not
-the moments, which depend on the machine. A difference, a hang, a process that stays behind or a traceback is a failure,
-and its folder stays.
+A work (a training on 1, 2 or 4 ranks with data workers or tiles, a shuffle, a sweep, an export, a prediction of a whole
+box) is started, one of its processes gets a signal after a random while, and it is started again, on another number of
+ranks, until it is done. Then it is compared with one that nothing disturbed. The log has a line for each signal; the
+seed repeats the choices, though not the moments, which depend on the machine. A difference, a hang, a process that
+stays behind or a traceback is a failure, and its folder stays.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -27,10 +27,12 @@ from pathlib import Path
 from typing import TextIO
 
 import numpy as np
+import yaml
 
 from tests import warm
 from tests.helpers import command, sha, timeless
 from tests.parallel.processes import children, is_alive
+from tests.science.cosmology import made_boxes
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGSTOP)
 TARGETS = ("launcher", "rank", "worker", "writer")
@@ -117,6 +119,18 @@ WORKS = {
                      *TRAINING, *on_some_ranks(rng)],
         trained, "run",
     ),
+    "boxes": Work(
+        3.0,
+        lambda rng: ["train", "boxes.yaml", "--run", "run", "train.epochs=6", "data.tile=10",
+                     f"data.residency={rng.choice(('device', 'host', 'disk'))}", *TRAINING, *on_some_ranks(rng)],
+        trained, "run",
+    ),
+    "whole box": Work(
+        1.5,
+        lambda rng: ["predict", "trained_boxes", "--data", "box.h5", "--out", "predicted",
+                     "--devices", str(rng.choice((1, 2)))],
+        bytes_of("predicted/*"), "predicted",
+    ),
     "shuffle": Work(
         0.8,
         lambda rng: ["data", "shuffle", "in*.npy", "--out", "out*", "--memory", f"{rng.choice((64, 512, 4096))}KB"],
@@ -139,7 +153,7 @@ WORKS = {
         bytes_of("network*"), "network*",
     ),
 }  # fmt: skip
-SHARES = {"digits": 6, "waves": 6, "shuffle": 3, "sweep": 3, "export": 1, "export .pt": 1}
+SHARES = {"digits": 6, "waves": 6, "boxes": 4, "whole box": 2, "shuffle": 3, "sweep": 3, "export": 1, "export .pt": 1}
 """How often each is chosen."""
 
 
@@ -151,10 +165,13 @@ def prepare(folder: Path, trained_before: Path | None) -> None:
     for number in range(3):
         rows = np.arange(40_000 * number, 40_000 * (number + 1), dtype=np.float64)
         np.save(folder / f"in{number}.npy", np.stack([rows] * 8, axis=1))
-    if trained_before is None:
-        finish(folder, ["train", "--run", "trained", "train.epochs=1", *TRAINING], folder / "output.txt")
-    else:
-        shutil.copytree(trained_before, folder / "trained", symlinks=True)
+    made_boxes.write(folder / "box.h5", side=24)
+    (folder / "boxes.yaml").write_text(yaml.safe_dump(made_boxes.recipe(folder)))
+    for name, words in (("trained", []), ("trained_boxes", ["boxes.yaml"])):
+        if trained_before is None:
+            finish(folder, ["train", *words, "--run", name, "train.epochs=1", *TRAINING], folder / "output.txt")
+        else:
+            shutil.copytree(trained_before.with_name(name), folder / name, symlinks=True)
 
 
 def start(folder: Path, words: list[str], output: Path) -> subprocess.Popen[bytes]:
@@ -242,13 +259,13 @@ def stacks(processes: set[int]) -> str:
     return "\n".join(each.stdout + each.stderr for each in dumps)
 
 
-def siege(num_kills: int, seed: int, log: TextIO, folder: Path) -> int:
+def siege(num_kills: int, seed: int, log: TextIO, folder: Path, shares: Mapping[str, int] = SHARES) -> int:
     """Strike again and again, and compare whenever something has come to its end."""
     rng = random.Random(seed)
     whole = folder / "whole"
     prepare(whole, None)
     expected = {}
-    for name, work in WORKS.items():
+    for name, work in ((name, WORKS[name]) for name in shares):
         finish(whole, work.words(random.Random(0)), whole / "output.txt")
         expected[name] = work.results(whole)
         remove(whole, work.leftovers)
@@ -257,7 +274,7 @@ def siege(num_kills: int, seed: int, log: TextIO, folder: Path) -> int:
     num_signals = num_done = num_failed = 0
     began = time.monotonic()
     while num_signals < num_kills:
-        name = rng.choices(list(SHARES), list(SHARES.values()))[0]
+        name = rng.choices(list(shares), list(shares.values()))[0]
         try:
             for story in until_done(WORKS[name], struck, rng):
                 num_signals += 1
@@ -303,11 +320,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--log", type=Path, default=Path("kills.txt"))
+    parser.add_argument("--only", nargs="*", choices=SHARES, default=list(SHARES), help="works to be killed")
     words = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="isoscale-kills-"))
     with words.log.open("w") as log:
         log.write(f"seed {words.seed}, torch ranks on {os.cpu_count()} cores\n")
-        num_failed = siege(words.kills, words.seed, log, folder)
+        num_failed = siege(words.kills, words.seed, log, folder, {name: SHARES[name] for name in words.only})
     print(words.log.read_text().splitlines()[-1])
     if num_failed:
         sys.exit(f"see {words.log}")
