@@ -129,7 +129,7 @@ WORKS = {
         1.5,
         lambda rng: ["predict", "trained_boxes", "--data", "box.h5", "--out", "predicted",
                      "--devices", str(rng.choice((1, 2)))],
-        bytes_of("predicted/*"), "predicted",
+        bytes_of("predicted/*.h5"), "predicted",
     ),
     "shuffle": Work(
         0.8,
