@@ -99,6 +99,7 @@ def test_every_round_sees_all_parts_of_the_boxes_equally() -> None:
         start = stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residency", ["device", "host"])
 @pytest.mark.parametrize("wrap", [False, True])
 def test_parts_are_those_of_crops_read_one_by_one(residency: Any, wrap: bool) -> None:

@@ -64,6 +64,7 @@ def test_a_changed_setting_becomes_a_tag_because_parameters_never_change(directo
     assert run.data.params["train.epochs"] == "3" and "seed" not in run.data.tags
 
 
+@pytest.mark.slow
 def test_many_and_long_settings_and_strange_names_are_taken(directory):
     many = {f"task.argument{number}": number for number in range(250)}
     strange = Logged(10, 0, {"val/R² (å)": 1.0, "val/nan": float("nan")})

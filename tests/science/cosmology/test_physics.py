@@ -151,12 +151,14 @@ class TestUnknown:
         for name, each in found.items():
             assert each == pytest.approx(100 if name.startswith("power_error") else 0, abs=1e-6), name
 
+    @pytest.mark.slow
     def test_nothing_but_zeros_leaves_nothing_to_measure_and_still_slices_to_see(self) -> None:
         dataset = Predicted(torch.zeros(2, 5, N, N, N), torch.zeros(2, 5, N, N, N))
         assert dataset.measured() == {"l1": 0}
         assert {"spectra", "slices"} <= dataset.figures.keys()
         assert all(png(draw(name, shown)) for name, shown in dataset.figures.items())
 
+    @pytest.mark.slow
     def test_a_network_that_predicts_no_numbers_can_still_be_looked_at(self) -> None:
         dataset = Predicted(torch.full((2, 5, N, N, N), torch.nan), fields(batch=2))
         assert dataset.measured() == {}
@@ -301,6 +303,7 @@ class TestTraining:
                 found
             )
 
+    @pytest.mark.slow
     def test_pictures_reach_tensorboard(self, tmp_path: Path) -> None:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -180,6 +180,7 @@ def test_a_file_has_the_layout_and_the_attributes_of_its_box(local: isoscale.Run
     assert opened.test is not None and opened.crops["test"].volumes[0].cell_size == 0.04
 
 
+@pytest.mark.slow
 def test_other_boxes_are_predicted_with_and_without_targets(
     local: isoscale.Run, called: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -225,6 +226,7 @@ def test_a_task_that_does_not_blend_tiles_predicts_the_crops_of_a_split(tmp_path
     assert isoscale.predict(run)["prediction"].shape == (3, 5, CROP, CROP, CROP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_any_number_of_ranks_writes_the_same_bytes(near: isoscale.Run, tmp_path: Path, world: int) -> None:
     write_box(tmp_path / "other.h5", (11, 9, 17), 2)
