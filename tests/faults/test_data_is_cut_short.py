@@ -42,6 +42,8 @@ def of_lmdb(folder: Path) -> tuple[Source, Path]:
 
 
 MAPPED = {**{name: of_format(name) for name in ("npy", "npz", "plain hdf5", "raw")}, "lmdb": of_lmdb}
+CHUNKED = {"chunked hdf5": of_format("chunked hdf5")}
+"""Of what was cut off an open file, HDF5 may give zeros without a word."""
 
 
 def assert_named(read: Callable[[], object], path: Path) -> None:
@@ -62,7 +64,7 @@ def assert_named(read: Callable[[], object], path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [SCATTERED, torch.arange(ROWS)], ids=["scattered", "neighbours"])
-@pytest.mark.parametrize("make", MAPPED.values(), ids=MAPPED)
+@pytest.mark.parametrize("make", [*MAPPED.values(), *CHUNKED.values()], ids=[*MAPPED, *CHUNKED])
 def test_a_file_that_is_cut_while_it_is_mapped_is_named(make, rows, tmp_path: Path):
     source, path = make(tmp_path)
     assert_named(lambda: source.fetch(rows), path)

@@ -5,6 +5,7 @@ import os
 import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,26 +37,49 @@ def open_hdf5(path: Path, dataset: str, sample_dims: int | None = None) -> Colum
     return column if sample_dims in (None, len(column.row_shape)) else Flattened(column, sample_dims)
 
 
-class Hdf5Column:
-    """Rows of a dataset in chunks; each process opens the file for itself."""
+class _Stored:
+    """A dataset in a file that each process opens for itself."""
+
+    def __init__(self, path: Path, name: str, stored: "h5py.Dataset") -> None:
+        check_numbers(name, stored.dtype)
+        self.name = name
+        self.dtype = stored.dtype.newbyteorder("=")
+        status = path.stat()
+        self._path, self._dataset, self._version, self._end = (
+            str(path), stored.name, status.st_mtime_ns, status.st_size,
+        )  # fmt: skip
+        # A file that nobody reads any more may be written again; those that are read are opened anew.
+        weakref.finalize(self, _kept_open.cache_clear)
+
+    @contextmanager
+    def _opened(self) -> Iterator["h5py.Dataset"]:
+        """The dataset to read from; what is wrong with it is said."""
+        file = _kept_open(self._path, self._version, os.getpid())
+        failure: OSError | None = None
+        try:
+            yield file[self._dataset]
+        except OSError as error:
+            failure = error
+        # Of what was cut off since the file was opened, HDF5 may give zeros.
+        check_not_cut(self.name, os.fstat(file.id.get_vfd_handle()).st_size, self._end)
+        if failure is not None:
+            raise UserError(f"{self.name} is damaged, or needs a filter that is not there: {failure}") from None
+
+
+class Hdf5Column(_Stored):
+    """Rows of a dataset in chunks."""
 
     def __init__(self, path: Path, name: str, stored: "h5py.Dataset") -> None:
         """The rows of `stored`, which is in the file at `path`."""
-        check_numbers(name, stored.dtype)
-        self.name = name
+        super().__init__(path, name, stored)
         self.num_rows, self.row_shape = split_shape(name, stored.shape, None)
-        self.dtype = stored.dtype.newbyteorder("=")
-        self._path, self._dataset, self._version = str(path), stored.name, path.stat().st_mtime_ns
         self._chunk = stored.chunks[0] if stored.chunks else 1
-        # A file that nobody reads any more may be written again; those that are read are opened anew.
-        weakref.finalize(self, _kept_open.cache_clear)
 
     def take(self, rows: Rows) -> Array:
         """The rows asked for, each chunk read once: whole where much of it is wanted."""
         wanted, places = np.unique(rows, return_inverse=True)
-        stored = _kept_open(self._path, self._version, os.getpid())[self._dataset]
         found = np.empty((len(wanted), *self.row_shape), self.dtype)
-        try:
+        with self._opened() as stored:
             sparse = np.ones(len(wanted), bool)
             for first, last in self._dense_runs(wanted):
                 block = stored[wanted[first] : wanted[last - 1] + 1]
@@ -63,8 +87,6 @@ class Hdf5Column:
                 sparse[first:last] = False
             if sparse.any():
                 found[sparse] = stored[wanted[sparse]]
-        except OSError as error:
-            raise UserError(f"{self.name} is damaged, or needs a filter that is not there: {error}") from None
         return found[places]
 
     def _dense_runs(self, wanted: Rows) -> Iterator[tuple[int, int]]:
@@ -84,30 +106,21 @@ class Hdf5Column:
                 first = None
 
 
-class Hdf5Array:
-    """A dataset that is read as it is sliced; each process opens the file for itself."""
+class Hdf5Array(_Stored):
+    """A dataset that is read as it is sliced."""
 
     def __init__(self, path: Path, dataset: str) -> None:
         """The dataset of that name in the file at `path`."""
-        self.name = f"{path} ({dataset})"
         with _open(str(path)) as file:
             stored = file[dataset]
-            check_numbers(self.name, stored.dtype)
-            self.shape, self.dtype, self.chunks = stored.shape, stored.dtype.newbyteorder("="), stored.chunks
+            super().__init__(path, f"{path} ({dataset})", stored)
+            self.shape, self.chunks = stored.shape, stored.chunks
             self.attributes = {**file.attrs, **stored.attrs}
-        status = path.stat()
-        self._path, self._dataset, self._version, self._end = str(path), dataset, status.st_mtime_ns, status.st_size
-        weakref.finalize(self, _kept_open.cache_clear)
 
     def __getitem__(self, place: Any) -> Array:
         """What numpy would give."""
-        file = _kept_open(self._path, self._version, os.getpid())
-        try:
-            found = file[self._dataset][place]
-        except OSError as error:
-            raise UserError(f"{self.name} is damaged, or needs a filter that is not there: {error}") from None
-        # Of what was cut off since the file was opened, HDF5 gives zeros.
-        check_not_cut(self.name, os.fstat(file.id.get_vfd_handle()).st_size, self._end)
+        with self._opened() as stored:
+            found: Array = stored[place]
         return found
 
 
