@@ -8,7 +8,7 @@ from typing import Any
 from isoscale.data.batches import Batch
 from isoscale.data.rng import StepRandom
 from isoscale.engine.boundaries import Planner
-from isoscale.engine.lightning import module as lightning
+from isoscale.engine.lightning.configured import Configured
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.schedules import LearningRate
@@ -39,7 +39,7 @@ class Assembly:
     train_context: StepContext
     ema: EMA | None
     optimizers: list[Any]
-    configured: lightning.Configured | None
+    configured: Configured | None
     transforms: Sequence[Callable[[Batch], Batch]]
     extra: ExtraState
     reseed: Callable[[int, int], None]

@@ -18,7 +18,9 @@ from isoscale.engine.assembly import Assembly, Built
 from isoscale.engine.boundaries import Planner
 from isoscale.engine.config import Cadence, LossWeight, Optimizer, Schedule
 from isoscale.engine.lightning import module as lightning
+from isoscale.engine.lightning.configured import Configured
 from isoscale.engine.lightning.overrides import overrides
+from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.metrics.torchmetrics import MetricStates
 from isoscale.engine.optim.ema import EMA
@@ -95,9 +97,7 @@ def build(
             decided.reduce = "overlap" if count >= OVERLAP_FROM else "flat"
         new_reducer = partial(make_reducer, decided.reduce, num_shards, ranks)
         per_epoch = train.plan.steps_per_epoch
-        view = lightning.TrainerView(
-            lambda: (progress.step // per_epoch, progress.step), plan.num_steps, per_epoch, ranks
-        )
+        view = TrainerView(lambda: (progress.step // per_epoch, progress.step), plan.num_steps, per_epoch, ranks)
         with precision.applied():
             if begin is not None:
                 fit(transforms, train.source, observers.note)
@@ -174,7 +174,7 @@ def _check_share(task: nn.Module, train: Split, decided: Decisions, ranks: Ranks
 
 def assemble(
     task: Any, train: Split, settings: Settings, decided: Decisions, num_steps: int, transforms: Sequence[Any],
-    view: lightning.TrainerView, say: Say, reducer: Reducer, undo: ExitStack,
+    view: TrainerView, say: Say, reducer: Reducer, undo: ExitStack,
 ) -> Assembly:  # fmt: skip
     """The parts that a step needs; `say` takes lines that the user should know."""
     found = accelerators.find(decided.device)
@@ -255,13 +255,13 @@ def _check_followed(settings: Settings) -> None:
             )
 
 
-def _configured(task: Any, view: lightning.TrainerView) -> lightning.Configured | None:
+def _configured(task: Any, view: TrainerView) -> Configured | None:
     put_off_compiler()
     configure = getattr(task, "configure_optimizers", None)
     returned = configure() if configure is not None else None
     if returned is None:
         return None
-    configured = lightning.Configured(returned, task, view.num_training_batches)
+    configured = Configured(returned, task, view.num_training_batches)
     view.schedulers = [entry["scheduler"] for entry in configured.schedulers]
     return configured
 

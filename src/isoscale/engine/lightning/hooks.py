@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from isoscale.engine.lightning.batch_hooks import AroundBatch
-from isoscale.engine.lightning.module import Configured, TrainerView, is_lightning_module
+from isoscale.engine.lightning.configured import Configured
+from isoscale.engine.lightning.module import is_lightning_module
 from isoscale.engine.lightning.overrides import overrides
+from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.step.step import Step
 from isoscale.errors import UserError
 

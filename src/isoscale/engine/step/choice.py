@@ -14,7 +14,7 @@ from isoscale.engine.assembly import Assembly
 from isoscale.engine.lightning import hooks
 from isoscale.engine.lightning import manual_optimization as manual
 from isoscale.engine.lightning.batch_hooks import AroundBatch, compiled, wrapped
-from isoscale.engine.lightning.module import TrainerView
+from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.splits import read_dataset

@@ -21,7 +21,7 @@ from isoscale.data.feeds.feed import Feed, Part, Slot
 from isoscale.engine.diagnose.profile import Marks, Profile
 from isoscale.engine.lightning.batch_hooks import AroundBatch
 from isoscale.engine.lightning.hooks import AfterStep
-from isoscale.engine.lightning.module import TrainerView
+from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.metrics import torchmetrics as metrics
 from isoscale.engine.optim.optimizers import listeners
 from isoscale.engine.state.registry import NUM_REPEATS, Registry, Snapshot

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data.feeds.feed import Slot
-from isoscale.engine.lightning.module import TrainerView
+from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.splits import Split
 from isoscale.engine.state.registry import same_bits
 from isoscale.engine.step.conditions import Conditions, WatchedIndex, in_words, noted_prints, noted_reads
