@@ -85,4 +85,6 @@ def _see_to_it(reading: int) -> None:
         if number in signals.ALL and signal.getsignal(number) is _stop:
             time.sleep(PATIENCE)
             if signal.getsignal(number) is _stop:
+                if number == signal.SIGINT:
+                    shout("interrupted\n")
                 os._exit(_code(number))
