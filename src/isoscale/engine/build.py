@@ -187,7 +187,7 @@ def assemble(
     )
     context = StepContext("train", task, Recorder(found.device))
     context.enter()
-    lightning.attach(task, view, train.loaded)
+    lightning.attach(task, view, train.loaded, settings.callbacks)
     if lightning.adds_modules(task):
         place(task, found, precision, settings.parallel.reduce == "tree", say)
     lazy = [name for name, parameter in task.named_parameters() if is_lazy(parameter)]

@@ -5,7 +5,7 @@ A module finds what it expects: `self.log`, `self.trainer` with the common attri
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,9 +65,10 @@ def is_lightning_module(task: Any) -> bool:
     return any(cls.__name__ == "LightningModule" for cls in type(task).__mro__)
 
 
-def attach(task: Any, view: TrainerView, loaded: LoadedData | None) -> None:
+def attach(task: Any, view: TrainerView, loaded: LoadedData | None, callbacks: Sequence[Any] = ()) -> None:
     """Let a LightningModule find its trainer, and set it up; refuse what would silently not be called."""
     _set(task, "_loaded_data", loaded)
+    view.callbacks = list(callbacks)
     if not is_lightning_module(task):
         return
     _refuse(task)

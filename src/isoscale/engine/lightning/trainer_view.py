@@ -40,6 +40,7 @@ class TrainerView:
         self.schedulers: list[Any] = []
         self.callback_metrics: dict[str, Tensor] = {}
         self.lightning_module: Any = None
+        self.callbacks: list[Any] = []
         self.updates: Callable[[], int] | None = None
         """Counts the updates of manual optimisation, of which a batch may have several."""
         self.read: set[str] = set()
