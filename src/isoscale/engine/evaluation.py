@@ -301,9 +301,11 @@ class Evaluations:
             check_without_evaluation(self.settings)
             return
         rehearsed = replace(split, plan=limited(split.plan, 1))
+        self.parts.view.sanity_checking = True
         call_hook(self.parts.task, "on_sanity_check_start")
         values = {**self._means("val", rehearsed), **self._whole.rehearse(rehearsed)}
         call_hook(self.parts.task, "on_sanity_check_end")
+        self.parts.view.sanity_checking = False
         self.parts.train_context.enter()
         forget(self.parts.task)
         check_monitors(self.settings, [*values, "train/loss_epoch"], self.observers.note)

@@ -244,6 +244,7 @@ class Trainer:
             self._stop_here()
         self.journal.check_trained(progress.step)
         checks.tell_never_updated(self.parts, progress.step, self.observers)
+        self.parts.view.end_training()
         call_hook(task, "on_train_end")
         call_hook(task, "on_fit_end")
 

@@ -477,7 +477,6 @@ def _step(**changes: Any) -> Any:
         ({"configure_optimizers": lambda self: torch.optim.LBFGS(self.parameters())}, "LBFGS"),
         ({"configure_optimizers": lambda self: "adam"}, "not an optimizer"),
         ({"configure_optimizers": lambda self: [modules._sgd(self), modules._sgd(self)]}, "automatic_optimization"),
-        ({"on_train_start": lambda self: setattr(self.trainer, "should_stop", True)}, "early_stopping"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

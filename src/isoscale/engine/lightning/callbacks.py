@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from isoscale.engine.lightning import ckpt
+from isoscale.engine.lightning.ckpt import contents
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.state.module_state import ExtraState
@@ -229,7 +229,7 @@ class CallbackState:
         """What save hooks add to Lightning's checkpoint, or replace there."""
         if not self._savers and not overrides(self._task, "on_save_checkpoint"):
             return {}
-        checkpoint = ckpt.contents(self._view, self._task)
+        checkpoint = contents(self._view, self._task)
         before = {**checkpoint, "state_dict": dict(checkpoint["state_dict"])}
         for callback in self._savers:
             callback.on_save_checkpoint(self._view, self._task, checkpoint)
@@ -275,7 +275,7 @@ class CallbackState:
     def _call_loaders(self, added: dict[str, Any]) -> None:
         if not self._loaders and not overrides(self._task, "on_load_checkpoint"):
             return
-        checkpoint = {**ckpt.contents(self._view, self._task), **added}
+        checkpoint = {**contents(self._view, self._task), **added}
         if overrides(self._task, "on_load_checkpoint"):
             self._task.on_load_checkpoint(checkpoint)
         for callback in self._loaders:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from isoscale.engine.lightning import ckpt
 from isoscale.engine.lightning.callbacks import combine, set_up, tear_down
+from isoscale.engine.lightning.ckpt import save
 from isoscale.engine.lightning.loaders import LoadedData, prepare_data
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
@@ -55,7 +55,7 @@ _OF_LIGHTNING_1 = {
 """Hooks that Lightning 2 has removed, and what took their place."""
 _ATTACHED = (
     "log", "log_dict", "in_stored_units", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer",
-    "untoggle_optimizer", "clip_gradients", "all_gather", "print", "on_train_start", "on_train_epoch_start",
+    "untoggle_optimizer", "clip_gradients", "all_gather", "print", "on_train_epoch_start",
     "_loaded_data",
 )  # fmt: skip
 
@@ -71,12 +71,13 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None, callbacks: S
     view.callbacks = list(callbacks)
     view.lightning_module = task
     view.datamodule = None if loaded is None else loaded.owner
-    view.write = partial(ckpt.save, view, task)
+    view.write = partial(save, view, task)
     if callbacks or is_lightning_module(task):
         _set(task, "_trainer", view)
     if callbacks and not is_lightning_module(task):
-        _set(task, "_hooks_of_callbacks", (*combine(task, view), "on_train_start", "on_train_epoch_start"))
-        _begin(task, view)
+        _set(task, "_hooks_of_callbacks", (*combine(task, view), "on_train_epoch_start"))
+        own = getattr(task, "on_train_epoch_start", _say_nothing)
+        _set(task, "on_train_epoch_start", _after(view.begin_epoch, own))
         set_up(task, view)
     if not is_lightning_module(task):
         return
@@ -90,7 +91,7 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None, callbacks: S
     _set(task, "clip_gradients", clip_gradients)
     _set(task, "all_gather", lambda data, *arguments, **options: data)
     _set(task, "print", print if view.is_global_zero else _say_nothing)
-    _begin(task, view)
+    _set(task, "on_train_epoch_start", _after(view.begin_epoch, task.on_train_epoch_start))
     if loaded is None or loaded.owner is not task:
         prepare_data(task, view.ranks)
         set_up(task, view)
@@ -98,13 +99,6 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None, callbacks: S
     else:
         set_up(task, view)
     task.configure_model()
-
-
-def _begin(task: Any, view: TrainerView) -> None:
-    """Let the view know when training and its epochs begin, before anybody is told."""
-    own = [getattr(task, name, _say_nothing) for name in ("on_train_start", "on_train_epoch_start")]
-    _set(task, "on_train_start", _after(lambda: setattr(view, "sanity_checking", False), own[0]))
-    _set(task, "on_train_epoch_start", _after(view.begin_epoch, own[1]))
 
 
 def _say_nothing(*words: Any, **options: Any) -> None:

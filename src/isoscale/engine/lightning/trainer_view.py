@@ -22,8 +22,8 @@ class TrainerView:
 
     accumulate_grad_batches = 1
     """A batch is the batch of one update here, whatever the micro-batches are."""
-    sanity_checking = True
-    """Until training begins: what runs before it is a rehearsal of the evaluation."""
+    sanity_checking = False
+    """Whether an evaluation is rehearsed before training begins."""
     stage = "train"
     """What is at work: train, val, test or predict."""
     logger = log_dir = ckpt_path = None
@@ -82,7 +82,7 @@ class TrainerView:
         self.read: set[str] = set()
         """What somebody has asked for that changes from step to step."""
         self._finished: int | None = None
-        self._ahead = False
+        self._ahead = self._is_over = False
         self.between_batches = False
         """Whether the last batch is over and no other has begun."""
 
@@ -103,6 +103,10 @@ class TrainerView:
         """The next step belongs to a new epoch."""
         self._ahead = True
 
+    def end_training(self) -> None:
+        """The last epoch is complete, whether all of its steps were taken or not."""
+        self._is_over = True
+
     def finish(self, step: int) -> None:
         """So many steps are finished."""
         self._finished, self._ahead = step, False
@@ -116,6 +120,8 @@ class TrainerView:
         """The running epoch, from 0; it lasts until the next one begins."""
         self.read.add("current_epoch")
         step = self._step
+        if self._is_over:
+            return -(-step // self.num_training_batches)
         return (step if self._ahead else max(0, step - 1)) // self.num_training_batches
 
     @property
@@ -216,7 +222,7 @@ class TrainerView:
         progress = SimpleNamespace(is_last_batch=self.is_last_batch)
         epoch_loop = SimpleNamespace(
             _batches_that_stepped=self._step, batch_progress=progress, global_step=self.global_step,
-            val_loop=SimpleNamespace(_has_run=not self.sanity_checking and self._progress.evaluated_at > 0),
+            val_loop=SimpleNamespace(_has_run=self._progress.evaluated_at > 0),
         )  # fmt: skip
         return SimpleNamespace(
             epoch_loop=epoch_loop, max_epochs=self.max_epochs, max_batches=self.num_training_batches,

@@ -34,9 +34,9 @@ _OF_LIGHTNING = {
     "_trainer", "prepare_data_per_node",
 }  # fmt: skip
 _OF_ENGINE = {
-    "_hooks_of_callbacks", "_loaded_data", "_toggled", "_trainer", "all_gather", "clip_gradients", "forward", "in_stored_units",
-    "log", "log_dict", "lr_schedulers", "manual_backward", "on_train_epoch_start", "on_train_start", "optimizers",
-    "print", "toggle_optimizer", "untoggle_optimizer",
+    "_hooks_of_callbacks", "_loaded_data", "_toggled", "_trainer", "all_gather", "clip_gradients", "forward",
+    "in_stored_units", "log", "log_dict", "lr_schedulers", "manual_backward", "on_train_epoch_start", "on_train_start",
+    "optimizers", "print", "toggle_optimizer", "untoggle_optimizer",
 }  # fmt: skip
 """Set on an instance while it trains."""
 _AS_IT_CAME = "_as_it_came"
