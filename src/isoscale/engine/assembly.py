@@ -9,6 +9,7 @@ from isoscale.data.batches import Batch
 from isoscale.data.rng import StepRandom
 from isoscale.engine.boundaries import Planner
 from isoscale.engine.lightning.configured import Configured
+from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.schedules import LearningRate
@@ -47,6 +48,8 @@ class Assembly:
     undo: ExitStack
     """What is to be undone when training is over."""
     kernels: KernelChoice
+    view: TrainerView
+    """The trainer that the task and callbacks see."""
     program: Program = field(init=False)
     step: Step | None = None
     """None where the task updates its weights itself."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from isoscale.engine.assembly import Assembly, Built
 from isoscale.engine.boundaries import Planner
 from isoscale.engine.config import Cadence, LossWeight, Optimizer, Schedule
 from isoscale.engine.lightning import module as lightning
+from isoscale.engine.lightning.callbacks import CallbackState, chosen
 from isoscale.engine.lightning.configured import Configured
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
@@ -97,7 +99,11 @@ def build(
             decided.reduce = "overlap" if count >= OVERLAP_FROM else "flat"
         new_reducer = partial(make_reducer, decided.reduce, num_shards, ranks)
         per_epoch = train.plan.steps_per_epoch
-        view = TrainerView(lambda: (progress.step // per_epoch, progress.step), plan.num_steps, per_epoch, ranks)
+        view = TrainerView(progress, plan.num_steps, per_epoch, ranks, found.device)
+        num_val = None if val is None or plan.evaluate.unit == "never" else val.plan.steps_per_epoch
+        view.describe(settings.observe.every, plan.evaluate, num_val, settings.folder)
+        view.saves = saving
+        view.precision = decided.precision
         with precision.applied():
             if begin is not None:
                 fit(transforms, train.source, observers.note)
@@ -187,7 +193,7 @@ def assemble(
     )
     context = StepContext("train", task, Recorder(found.device))
     context.enter()
-    lightning.attach(task, view, train.loaded)
+    lightning.attach(task, view, train.loaded, chosen(settings.callbacks, task, say))
     if lightning.adds_modules(task):
         place(task, found, precision, settings.parallel.reduce == "tree", say)
     lazy = [name for name, parameter in task.named_parameters() if is_lazy(parameter)]
@@ -220,10 +226,13 @@ def assemble(
                        ("metrics", metrics), ("schedule", rate), ("average", average)):  # fmt: skip
         if part is not None:
             registry.register(name, part)
+    callbacks = CallbackState(task, view)
+    if callbacks.is_needed:
+        registry.register("callbacks", callbacks)
     forward = Forward(task, context, transforms, precision)
     assembly = Assembly(
         task, found, precision, random, registry, rate, train, context, average, optimizers, configured, transforms,
-        extra, reseeder(settings.seed, found), undo, kernels,
+        extra, reseeder(settings.seed, found), undo, kernels, view,
     )  # fmt: skip
     assembly.program = ProgramMaker(
         assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer, own_update
@@ -263,6 +272,7 @@ def _configured(task: Any, view: TrainerView) -> Configured | None:
         return None
     configured = Configured(returned, task, view.num_training_batches)
     view.schedulers = [entry["scheduler"] for entry in configured.schedulers]
+    view.lr_scheduler_configs = [SimpleNamespace(**{"name": None, **entry}) for entry in configured.schedulers]
     return configured
 
 

@@ -104,11 +104,11 @@ def begin(task: Any, stage: str) -> None:
     call_hook(task, f"on_{_NAMES[stage]}_epoch_start")
 
 
-def call_hook(task: Any, name: str) -> None:
+def call_hook(task: Any, name: str, *arguments: Any) -> None:
     """Call a method of the task if it has one."""
     hook = getattr(task, name, None)
     if hook is not None:
-        hook()
+        hook(*arguments)
 
 
 def _compute(forward: Forward, parts: Iterable[Part], batch_idx: int) -> set[str]:
@@ -301,7 +301,11 @@ class Evaluations:
             check_without_evaluation(self.settings)
             return
         rehearsed = replace(split, plan=limited(split.plan, 1))
+        self.parts.view.sanity_checking = True
+        call_hook(self.parts.task, "on_sanity_check_start")
         values = {**self._means("val", rehearsed), **self._whole.rehearse(rehearsed)}
+        call_hook(self.parts.task, "on_sanity_check_end")
+        self.parts.view.sanity_checking = False
         self.parts.train_context.enter()
         forget(self.parts.task)
         check_monitors(self.settings, [*values, "train/loss_epoch"], self.observers.note)

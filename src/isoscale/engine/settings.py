@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,10 @@ class Settings:
     """The class that `optimizer` names by its path, with its arguments."""
     own_schedule: partial[Any] | None = None
     """What `schedule` names by its path, with its arguments."""
+    callbacks: tuple[Any, ...] = ()
+    """Objects with Lightning's hook names, already built; those of `configure_callbacks` are added to them."""
+    folder: Path | None = None
+    """The directory of the run, on all ranks, for files that callbacks write."""
 
     @property
     def optimizer_class(self) -> Callable[..., torch.optim.Optimizer]:

@@ -139,12 +139,21 @@ EVALUATION_EVERY = 8
 class Agreement:
     """Asked between launches, on every rank alike, whether there is something to do."""
 
-    def __init__(self, ranks: Ranks, request: StopRequest, step: Step | None = None) -> None:
-        """What this rank was asked for is in `request`; votes travel with the reductions of a step, if there is one."""
+    def __init__(
+        self, ranks: Ranks, request: StopRequest, step: Step | None = None,
+        wants_end: Callable[[], bool] = lambda: False, at_once: bool = False,
+    ) -> None:  # fmt: skip
+        """What this rank was asked for is in `request`; votes travel with the reductions of a step, if there is one.
+
+        `wants_end` says whether a hook of this rank has asked the training to end. Votes arrive a step later; with
+        `at_once`, because hooks see every step, ranks meet after each for that.
+        """
         self._ranks = ranks
         self._request = request
         self._step = step
-        self._cast = (0.0, 0.0)
+        self._wants_end = wants_end
+        self._at_once = at_once
+        self._cast = (0.0, 0.0, 0.0)
         self._outcomes: deque[devices.Arrival] = deque()
         self._saves = 0
         self._evaluated = 0
@@ -152,16 +161,20 @@ class Agreement:
         """Whether all have agreed to stop."""
         self.save_due = False
         """Whether all have agreed to save; whoever saves takes it back."""
+        self.ending = False
+        """Whether all have agreed that training ends here."""
 
     def __call__(self) -> bool:
-        """Whether the launches must be interrupted, to stop or to save."""
-        wishes = (float(self._request()), float(self._request.saves))
+        """Whether the launches must be interrupted, to stop, to save or to end."""
+        wishes = (float(self._request()), float(self._request.saves), float(self._wants_end()))
         if self._ranks.alone:
             return self._act(*wishes)
         if self._step is None:
             votes = torch.tensor(wishes)
             self._ranks.all_reduce(votes, "a vote")
             return self._act(*votes.tolist())
+        if self._at_once and self.agree_to_end():
+            return True
         if wishes != self._cast:
             self._cast = wishes
             for place, wish in zip(self._step.ballot.unbind(), wishes, strict=True):
@@ -178,12 +191,18 @@ class Agreement:
             return [0.0] * len(votes)
         return self._outcomes.popleft().wait().tolist()
 
-    def _act(self, stops: float, saves: float) -> bool:
+    def agree_to_end(self) -> bool:
+        """Whether a hook of any rank has asked the training to end; all ranks must ask."""
+        self.ending = self.ending or self._ranks.any(self._wants_end(), "whether training ends")
+        return self.ending
+
+    def _act(self, stops: float, saves: float, ends: float) -> bool:
         """Saves are counted up, so that one that was acted on is not acted on again when its vote is seen again."""
         self.stopped = self.stopped or stops > 0
         if saves > self._saves:
             self._saves, self.save_due = int(saves), True
-        return self.stopped or self.save_due
+        self.ending = self.ending or ends > 0
+        return self.stopped or self.save_due or self.ending
 
     def in_evaluation(self) -> bool:
         """Whether to break off an evaluation, asked before each of its batches."""

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -97,7 +98,11 @@ class Trainer:
             if step.overlap is not None:
                 step.overlap.profile = self.profile
         self.stop = StopRequest()
-        self.agreed = Agreement(ranks, self.stop, step)
+        task, view = self.parts.task, self.parts.view
+        sees_steps = any(overrides(task, f"on_train_batch_{end}") for end in ("start", "end"))
+        self.agreed = Agreement(ranks, self.stop, step, lambda: view.may_end, sees_steps)
+        self._may_end = bool(view.callbacks) or lightning.is_lightning_module(task)
+        """Whether there are hooks that may ask the training to end."""
         self.figures = FigureWriter(self.parts, settings.observe, observers, ranks)
         self.evaluations = Evaluations(
             self.parts, self.plan, settings, self.progress, self.agreed, observers, ranks,
@@ -159,6 +164,7 @@ class Trainer:
             stack.enter_context(explained(self.parts.accelerator, self.train.plan.batch_size))
             if self.settings.train.recompute != "none":
                 stack.enter_context(differences_explained())
+            stack.push(self._tell_exception)
             self._prepare_training()
             self._settle()
             call_hook(self.parts.task, "on_fit_start")
@@ -172,6 +178,11 @@ class Trainer:
             self.evaluations.begin(self.val)
             self.figures.begin(self.progress.step)
             self._loop()
+
+    def _tell_exception(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Let hooks know of an error; a stop on request is none."""
+        if error is not None and not isinstance(error, Stopped):
+            call_hook(self.parts.task, "on_exception", error)
 
     def _resume(self) -> None:
         """What hooks set up, then what was saved: a stop in the middle of an epoch is not to be seen afterwards."""
@@ -218,21 +229,35 @@ class Trainer:
             self.profile.start_clock()
         try:
             if progress.step:  # a run that was stopped at a boundary may have left something undone there
-                self._at_boundary(plan.due(progress.step))
+                if self._may_end:
+                    self.agreed.agree_to_end()
+                self._at_boundary(self._due())
             while progress.step < plan.num_steps and not progress.ended and not self.agreed.stopped:
                 if progress.step % self.train.plan.steps_per_epoch == 0:
                     self.parts.reseed(progress.step, 254)
                     call_hook(task, "on_train_epoch_start")
                 self._advance(plan.next_boundary(progress.step))
-                self._at_boundary(plan.due(progress.step))
+                self._at_boundary(self._due())
         except Interrupted:
             self._stop_here()
         if self.agreed.stopped and progress.step < plan.num_steps and not progress.ended:
             self._stop_here()
         self.journal.check_trained(progress.step)
         checks.tell_never_updated(self.parts, progress.step, self.observers)
+        self.parts.view.end_training()
         call_hook(task, "on_train_end")
         call_hook(task, "on_fit_end")
+
+    def _due(self) -> Due:
+        """What is due after the last step; where hooks have asked training to end, what is due at the end of it."""
+        step, plan = self.progress.step, self.plan
+        due = plan.due(step)
+        if not self.agreed.ending or not step:
+            return due
+        epoch = (step - 1) // self.train.plan.steps_per_epoch
+        cadence = plan.evaluate
+        evaluates = cadence.unit == "step" or (cadence.unit == "epoch" and (epoch + 1) % cadence.count == 0)
+        return replace(due, log=True, evaluate=due.evaluate or evaluates, checkpoint=True, end=True)
 
     def _advance(self, boundary: int) -> None:
         """Train up to a boundary, or to where a trace ends before it."""
@@ -281,15 +306,18 @@ class Trainer:
         """What is due after a step; each thing once, also when a run is continued here."""
         progress = self.progress
         self.parts.reseed(progress.step, 253)  # for hooks that draw: what they get follows from the step alone
+        self.parts.view.between_batches = True
         if self._saver:
             self._saver.check()
         if due.log and progress.logged_at != progress.step:
             with timed(self.profile, "logging"):
                 self._log()
         best = False
-        if (due.evaluate or due.epoch_end) and progress.evaluated_at != progress.step:
+        is_over = due.evaluate or due.epoch_end or self.agreed.ending
+        if is_over and progress.evaluated_at != progress.step:
             with self.journal.excluded(), timed(self.profile, "evaluation"):
                 best = self._end_epoch(due)
+        progress.ended = progress.ended or self.agreed.ending
         if due.log and self._verification_is_due():
             verify(self.parts.registry, self.ranks, progress.step)
             self._verified = progress.step
@@ -299,6 +327,7 @@ class Trainer:
             with timed(self.profile, "saving"):
                 self._save(best, may_wait=not must and self.settings.checkpoint.every == "auto")
         self.agreed.save_due = False
+        self.parts.view.between_batches = False
 
     def _log(self) -> None:
         progress = self.progress
@@ -315,22 +344,23 @@ class Trainer:
         values = self.evaluations.validate(self.val) if due.evaluate and self.val is not None else {}
         watched = values if due.steers else {}
         epoch = (progress.step - 1) // self.train.plan.steps_per_epoch
-        if due.epoch_end:
+        if due.epoch_end or self._is_ending():
             if overrides(self.parts.task, "on_train_epoch_end"):
                 lightning.remember(self.parts.task, self.journal.epoch_so_far())
                 call_hook(self.parts.task, "on_train_epoch_end")
                 self.parts.train_context.flush_together(self.train.plan.batch_size, self.ranks)
             of_epoch = self.journal.end_epoch(epoch, self.train.plan.steps_per_epoch)
             values, watched = {**of_epoch, **values}, {**of_epoch, **watched}
-            if self.parts.configured:
+            if self.parts.configured and due.epoch_end:
                 self.parts.configured.after_epoch(epoch + 1, values)
         checks.tell_not_finite(values, progress.step, self.observers)
-        progress.ended = self.early_stopping.watch(watched)
+        stopped_improving = self.early_stopping.watch(watched)
+        progress.ended = self._is_ending() or stopped_improving
         if progress.ended and self.val is not None:
             last = self.evaluations.finish(self.val)
             values, watched = {**values, **last}, {**watched, **last}
         best = self.best.watch(watched, progress.step)
-        if progress.ended:
+        if stopped_improving:
             self.observers.note(f"{self.settings.train.early_stopping.monitor} stopped improving: training ends here")  # type: ignore[union-attr]
         if self.parts.rate.watch(watched):
             self.observers.note(f"the learning rate drops to {self.parts.rate(progress.step):g}")
@@ -341,6 +371,10 @@ class Trainer:
         if due.evaluate and self.val is not None:
             self.figures.evaluated(progress.step, epoch, self.val, self.evaluations.loss_weights)
         return best
+
+    def _is_ending(self) -> bool:
+        """Whether hooks of any rank have asked training to end; all ranks ask for it."""
+        return self._may_end and self.agreed.agree_to_end()
 
     def _check_optimised(self) -> None:
         check_replaced(self.parts.task, self.parts.optimizers, self._made)

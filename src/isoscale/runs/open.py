@@ -71,6 +71,7 @@ class OpenedRun:
         return Settings(
             recipe.seed, recipe.optimizer, recipe.schedule, recipe.train, recipe.data, recipe.parallel,
             recipe.checkpoint, recipe.observe, _prepared(recipe.optimizer), _prepared(recipe.schedule),
+            folder=self.where,
         )  # fmt: skip
 
     def components(self) -> tuple[nn.Module, Any, Sequence[Any]]:

@@ -431,8 +431,8 @@ def test_a_transfer_hook_of_a_data_module_is_refused(name: str, tmp_path: Path) 
 
 
 REFUSED = (
-    "backward", "configure_callbacks", "on_before_batch_transfer", "on_load_checkpoint", "on_save_checkpoint",
-    "on_validation_model_eval", "optimizer_zero_grad", "transfer_batch_to_device",
+    "backward", "on_before_batch_transfer", "on_validation_model_eval", "optimizer_zero_grad",
+    "transfer_batch_to_device",
 )  # fmt: skip
 
 
@@ -456,6 +456,7 @@ def test_every_hook_of_lightning_is_called_or_refused() -> None:
         "on_test_batch_start", "on_test_batch_end", "on_predict_batch_start", "on_predict_batch_end",
         "on_after_batch_transfer", "prepare_data", "setup", "teardown", "configure_model", "train_dataloader",
         "val_dataloader", "test_dataloader", "predict_dataloader", "on_validation_model_zero_grad", *modules.HOOKS,
+        "on_save_checkpoint", "on_load_checkpoint",
         *(f"on_{stage}_{end}" for stage in ("validation", "test", "predict") for end in ("start", "end")),
         *(f"on_{stage}_epoch_{end}" for stage in ("validation", "test", "predict") for end in ("start", "end")),
     }  # fmt: skip
@@ -476,7 +477,6 @@ def _step(**changes: Any) -> Any:
         ({"configure_optimizers": lambda self: torch.optim.LBFGS(self.parameters())}, "LBFGS"),
         ({"configure_optimizers": lambda self: "adam"}, "not an optimizer"),
         ({"configure_optimizers": lambda self: [modules._sgd(self), modules._sgd(self)]}, "automatic_optimization"),
-        ({"on_train_start": lambda self: setattr(self.trainer, "should_stop", True)}, "early_stopping"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

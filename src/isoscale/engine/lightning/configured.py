@@ -80,20 +80,23 @@ class Configured:
                 raise UserError("a plateau scheduler needs the name of a metric: add 'monitor' to the lr_scheduler")
 
     def after_step(self, step: int) -> None:
-        """Move the schedulers that count steps."""
-        within = (step - 1) % self._steps_per_epoch + 1
+        """Move the schedulers that count steps, and after the last step of an epoch those that count epochs."""
+        within, epoch = (step - 1) % self._steps_per_epoch + 1, step // self._steps_per_epoch
         for entry in self.schedulers if self._automatic else []:
+            counts_epochs = entry["interval"] == "epoch" and not entry["reduce_on_plateau"]
             if entry["interval"] == "step" and within % entry["frequency"] == 0:
+                self._move(entry["scheduler"], None)
+            elif counts_epochs and within == self._steps_per_epoch and epoch % entry["frequency"] == 0:
                 self._move(entry["scheduler"], None)
 
     def after_epoch(self, epoch: int, values: dict[str, float]) -> None:
-        """Move the schedulers that count epochs; plateau ones by the metric they watch."""
+        """Move plateau schedulers, which count epochs, by the metric they watch."""
         remember(self._task, values)
         for entry in self.schedulers if self._automatic else []:
-            if entry["interval"] != "epoch" or epoch % entry["frequency"]:
+            if not entry["reduce_on_plateau"] or epoch % entry["frequency"]:
                 continue
-            watched = _watched(values, entry["monitor"]) if entry["reduce_on_plateau"] else None
-            if watched is None and entry["reduce_on_plateau"]:
+            watched = _watched(values, entry["monitor"])
+            if watched is None:
                 if entry["strict"]:
                     raise UserError(f"the scheduler watches {entry['monitor']!r}, but there is: {', '.join(values)}")
                 continue

@@ -148,16 +148,19 @@ class AfterStep:
     def end(self, step: int) -> None:
         """Call the hook at the end of a batch, whose update is made."""
         if self._end is not None and self._seen is not None:
+            self._view.between_batches = True
             self._end(self._seen.output, self._seen.batch, self._seen.batch_idx)
             self._seen.forget()
             self._record(step)
+            self._view.between_batches = False
 
 
 def after_step(
     task: Any, view: TrainerView, configured: Configured | None, compute: Any, record: Callable[[int], None]
 ) -> AfterStep | None:
     """What is due after each step of a task; None for most tasks."""
-    if configured is None and not is_lightning_module(task) and not overrides(task, "on_train_batch_end"):
+    is_plain = configured is None and not is_lightning_module(task) and not view.callbacks
+    if is_plain and not overrides(task, "on_train_batch_end"):
         return None
     return AfterStep(task, view, configured, compute, record)
 

@@ -5,13 +5,16 @@ A module finds what it expects: `self.log`, `self.trainer` with the common attri
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from isoscale.engine.lightning.callbacks import combine, set_up, tear_down
+from isoscale.engine.lightning.ckpt import save
 from isoscale.engine.lightning.loaders import LoadedData, prepare_data
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
@@ -19,12 +22,9 @@ from isoscale.errors import UserError
 
 _REFUSED_HOOKS = {
     "backward": "set automatic_optimization = False and call self.manual_backward",
-    "configure_callbacks": "use the recipe's checkpoint and train.early_stopping sections",
     "configure_sharded_model": "create the layers in configure_model",
     "on_before_batch_transfer": "use on_after_batch_transfer or the collate function",
-    "on_load_checkpoint": "keep the values in buffers (register_buffer), which are saved and restored",
     "on_predict_model_eval": "set modes in on_predict_start",
-    "on_save_checkpoint": "keep the values in buffers (register_buffer), which are saved and restored",
     "on_test_model_eval": "set modes in on_test_start",
     "on_test_model_train": "modes are put back after a test",
     "on_validation_model_eval": "set modes in on_validation_start",
@@ -55,7 +55,7 @@ _OF_LIGHTNING_1 = {
 """Hooks that Lightning 2 has removed, and what took their place."""
 _ATTACHED = (
     "log", "log_dict", "in_stored_units", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer",
-    "untoggle_optimizer", "clip_gradients", "all_gather", "print", "on_train_start", "on_train_epoch_start",
+    "untoggle_optimizer", "clip_gradients", "all_gather", "print", "on_train_epoch_start",
     "_loaded_data",
 )  # fmt: skip
 
@@ -65,15 +65,24 @@ def is_lightning_module(task: Any) -> bool:
     return any(cls.__name__ == "LightningModule" for cls in type(task).__mro__)
 
 
-def attach(task: Any, view: TrainerView, loaded: LoadedData | None) -> None:
-    """Let a LightningModule find its trainer, and set it up; refuse what would silently not be called."""
+def attach(task: Any, view: TrainerView, loaded: LoadedData | None, callbacks: Sequence[Any] = ()) -> None:
+    """Let a task find its callbacks, and a LightningModule its trainer; refuse what would silently not be called."""
     _set(task, "_loaded_data", loaded)
+    view.callbacks = list(callbacks)
+    view.lightning_module = task
+    view.datamodule = None if loaded is None else loaded.owner
+    view.write = partial(save, view, task)
+    if callbacks or is_lightning_module(task):
+        _set(task, "_trainer", view)
+    if callbacks and not is_lightning_module(task):
+        _set(task, "_hooks_of_callbacks", (*combine(task, view), "on_train_epoch_start"))
+        own = getattr(task, "on_train_epoch_start", _say_nothing)
+        _set(task, "on_train_epoch_start", _after(view.begin_epoch, own))
+        set_up(task, view)
     if not is_lightning_module(task):
         return
     _refuse(task)
-    view.lightning_module = task
-    view.datamodule = None if loaded is None else loaded.owner
-    task._trainer = view
+    _set(task, "_hooks_of_callbacks", tuple(combine(task, view)))
     _set(task, "optimizers", lambda use_pl_optimizer=True: _one_or_all(view.optimizers))
     _set(task, "lr_schedulers", lambda: _one_or_all(view.schedulers) if view.schedulers else None)
     _set(task, "manual_backward", _manual_backward(task))
@@ -82,11 +91,13 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None) -> None:
     _set(task, "clip_gradients", clip_gradients)
     _set(task, "all_gather", lambda data, *arguments, **options: data)
     _set(task, "print", print if view.is_global_zero else _say_nothing)
-    _set(task, "on_train_start", _after(lambda: setattr(view, "sanity_checking", False), task.on_train_start))
     _set(task, "on_train_epoch_start", _after(view.begin_epoch, task.on_train_epoch_start))
     if loaded is None or loaded.owner is not task:
         prepare_data(task, view.ranks)
+        set_up(task, view)
         task.setup("fit")
+    else:
+        set_up(task, view)
     task.configure_model()
 
 
@@ -102,13 +113,17 @@ def adds_modules(task: Any) -> bool:
 def detach(task: Any) -> None:
     """Take back what `attach` and the stages set on the instance, and let module and data clean up."""
     loaded = task.__dict__.get("_loaded_data")
-    attached = task.__dict__.get("_trainer") is not None
+    view = task.__dict__.get("_trainer")
     _untoggle(task)
-    for name in _ATTACHED:
+    for name in (*_ATTACHED, *task.__dict__.pop("_hooks_of_callbacks", ())):
         task.__dict__.pop(name, None)
-    if attached:
-        task._trainer = None
-        task.teardown("fit")
+    if view is not None:
+        tear_down(task, view)
+        if is_lightning_module(task):
+            task._trainer = None
+            task.teardown("fit")
+        else:
+            del task.__dict__["_trainer"]
     if loaded is not None:
         loaded.teardown()
 

@@ -8,6 +8,8 @@ _FRAMEWORKS = (
 
 
 def overrides(owner: Any, name: str) -> bool:
-    """Whether the class of `owner` has a method of its own under a name that frameworks define as well."""
+    """Whether the class of `owner`, or a callback beside it, has a method under a name that frameworks define too."""
+    if name in getattr(owner, "__dict__", {}).get("_hooks_of_callbacks", ()):
+        return True
     found = next((cls for cls in type(owner).__mro__ if name in vars(cls)), None)
     return found is not None and not found.__module__.startswith(_FRAMEWORKS)

@@ -34,9 +34,9 @@ _OF_LIGHTNING = {
     "_trainer", "prepare_data_per_node",
 }  # fmt: skip
 _OF_ENGINE = {
-    "_loaded_data", "_toggled", "all_gather", "clip_gradients", "forward", "in_stored_units", "log", "log_dict",
-    "lr_schedulers", "manual_backward", "on_train_epoch_start", "on_train_start", "optimizers", "print",
-    "toggle_optimizer", "untoggle_optimizer",
+    "_hooks_of_callbacks", "_loaded_data", "_toggled", "_trainer", "all_gather", "clip_gradients", "forward",
+    "in_stored_units", "log", "log_dict", "lr_schedulers", "manual_backward", "on_train_epoch_start", "on_train_start",
+    "optimizers", "print", "toggle_optimizer", "untoggle_optimizer",
 }  # fmt: skip
 """Set on an instance while it trains."""
 _AS_IT_CAME = "_as_it_came"
@@ -229,12 +229,13 @@ def _kind(module: nn.Module) -> list[Any]:
 
 def _attributes(module: nn.Module, is_task: bool) -> Iterator[tuple[str, Any]]:
     """What a user may have put on a module; tensors that torch's own reparametrisations derive are no state."""
+    hooks = vars(module).get("_hooks_of_callbacks", ())
     derived = {name.removesuffix(end) for name in module._parameters for end in ("_orig", "_g") if name.endswith(end)}
     skipped = _OF_TASK if is_task else _OF_PART
     if hasattr(type(module), "automatic_optimization"):
         skipped = skipped | _OF_LIGHTNING
     for key, value in list(vars(module).items()):
-        if key not in skipped and key not in derived:
+        if key not in skipped and key not in derived and key not in hooks:
             yield key, value
 
 

@@ -17,7 +17,9 @@ class Progress:
     evaluated_at: int = 0
     saved_at: int = 0
     ended: bool = False
-    """Whether early stopping has ended the training."""
+    """Whether early stopping, or somebody who asked for it, has ended the training."""
+    should_stop: bool = False
+    """Whether a hook has asked the training to end."""
     seconds: float = 0.0
     values: dict[str, float] = field(default_factory=dict)
     """The metrics of the last evaluation."""

@@ -14,6 +14,7 @@ from isoscale.engine.assembly import Assembly
 from isoscale.engine.lightning import hooks
 from isoscale.engine.lightning import manual_optimization as manual
 from isoscale.engine.lightning.batch_hooks import AroundBatch, compiled, wrapped
+from isoscale.engine.lightning.callbacks import BETWEEN_PARTS, defines
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.settings import Decisions, Settings
@@ -195,6 +196,9 @@ class ProgramMaker:
             return "batches are read, or seen by hooks, on the host of each rank by itself"
         if names:
             return f"the task's hook {names[0]} runs on the host: {hooks.ON_HOST[names[0]]}"
+        seen = [(each, name) for each in self.view.callbacks for name in BETWEEN_PARTS if defines(each, name)]
+        if seen:
+            return f"{seen[0][1]} of the callback {type(seen[0][0]).__name__} is called on the host inside of a step"
         if self._own_lr and self.own_update is None:
             return "the run was begun by a version that did not capture optimizers which the task configures"
         if self.own_update is not None and self.own_update.constant and self._is_moved_in_steps:

@@ -33,8 +33,8 @@ from isoscale.parallel.reduction import Reducer
 
 UPDATE_PART = 254
 """In the place of a part of the batch, where an optimizer may draw random numbers."""
-NUM_VOTES = 2
-"""What ranks vote on: to stop, to save."""
+NUM_VOTES = 3
+"""What ranks vote on: to stop, to save, to end."""
 Terms = dict[str, WeightedSum]
 Shards = Sequence[Sequence[Part]]
 
