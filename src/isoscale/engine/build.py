@@ -18,6 +18,7 @@ from isoscale.engine.assembly import Assembly, Built
 from isoscale.engine.boundaries import Planner
 from isoscale.engine.config import Cadence, LossWeight, Optimizer, Schedule
 from isoscale.engine.lightning import module as lightning
+from isoscale.engine.lightning.closure_step import why_closure
 from isoscale.engine.lightning.configured import Configured
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
@@ -204,14 +205,14 @@ def assemble(
         _check_followed(settings)
     optimizers = configured.optimizers if configured else _optimizers(task, settings, decided)
     own_update = None
-    is_own = configured and is_automatic and not overrides(task, "optimizer_step")
+    is_own = configured and is_automatic and why_closure(task, optimizers) is None
     if is_own and decided.captures_own and found.can_capture and len(optimizers) == 1:
         own_update = OwnUpdate(optimizers[0], view.schedulers, found)
-    view.optimizers = optimizers
+    view.optimizers, view.gradient_clip_val = optimizers, settings.train.clip
     average = EMA(task, settings.train.ema) if settings.train.ema is not None else None
     metrics = MetricStates(task, context.metrics, reducer.ranks)
-    keeps_gradients = not is_automatic or overrides(task, "on_before_zero_grad")
-    extra = ExtraState(task, [*optimizers, *view.schedulers], reducer.ranks, keeps_gradients, say)
+    sees_gradients = any(overrides(task, name) for name in ("on_before_zero_grad", "optimizer_zero_grad"))
+    extra = ExtraState(task, [*optimizers, *view.schedulers], reducer.ranks, not is_automatic or sees_gradients, say)
     states = OptimizerState(optimizers, task, own_class=configured is None and settings.own_optimizer is not None)
     if states.unsaved():
         say(f"checkpoints do not hold {', '.join(states.unsaved())}: after a restart it is as its constructor makes it")

@@ -230,6 +230,7 @@ class Trainer:
         if self.agreed.stopped and progress.step < plan.num_steps and not progress.ended:
             self._stop_here()
         self.journal.check_trained(progress.step)
+        checks.check_not_skipped(self.parts, progress.step)
         checks.tell_never_updated(self.parts, progress.step, self.observers)
         call_hook(task, "on_train_end")
         call_hook(task, "on_fit_end")
@@ -259,7 +260,8 @@ class Trainer:
             profile.settle()
         with timed(profile, "logging"):
             self.journal.flush()
-        if self.parts.step is not None and not self.parts.step.reaches and progress.step > began:
+        step = self.parts.step
+        if step is not None and not step.reaches and not step.num_skipped and progress.step > began:
             refuse_unreached(self.parts.task, self.parts.optimizers)
         if progress.step >= self.plan.num_steps:
             checks.check_parameters(self._parameters, dict(self.parts.task.named_parameters()))

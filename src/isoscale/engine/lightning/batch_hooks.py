@@ -92,7 +92,12 @@ class AroundBatch:
 
 
 def _told(output: Any) -> Any:
-    """The output of a training step as `on_train_batch_end` gets it: a dict with the loss, without its graph."""
+    """The output of a training step as `on_train_batch_end` gets it: a dict with the loss, without its graph.
+
+    Of a step that was skipped (None) it is empty.
+    """
+    if output is None:
+        return {}
     if isinstance(output, Tensor):
         return {"loss": output.detach()}
     if isinstance(output, dict):

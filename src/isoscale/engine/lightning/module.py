@@ -6,6 +6,7 @@ A module finds what it expects: `self.log`, `self.trainer` with the common attri
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.errors import UserError
 
 _REFUSED_HOOKS = {
-    "backward": "set automatic_optimization = False and call self.manual_backward",
     "configure_callbacks": "use the recipe's checkpoint and train.early_stopping sections",
     "configure_sharded_model": "create the layers in configure_model",
     "on_before_batch_transfer": "use on_after_batch_transfer or the collate function",
@@ -29,7 +29,6 @@ _REFUSED_HOOKS = {
     "on_test_model_train": "modes are put back after a test",
     "on_validation_model_eval": "set modes in on_validation_start",
     "on_validation_model_train": "modes are put back after an evaluation",
-    "optimizer_zero_grad": "set automatic_optimization = False and zero the gradients there",
     "transfer_batch_to_device": "use on_after_batch_transfer or the collate function",
 }
 _OF_LIGHTNING_1 = {
@@ -74,12 +73,15 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None) -> None:
     view.lightning_module = task
     view.datamodule = None if loaded is None else loaded.owner
     task._trainer = view
-    _set(task, "optimizers", lambda use_pl_optimizer=True: _one_or_all(view.optimizers))
+    _set(
+        task, "optimizers",
+        lambda use_pl_optimizer=True: _one_or_all(view.wrap(view.optimizers) if use_pl_optimizer else view.optimizers),
+    )  # fmt: skip
     _set(task, "lr_schedulers", lambda: _one_or_all(view.schedulers) if view.schedulers else None)
     _set(task, "manual_backward", _manual_backward(task))
     _set(task, "toggle_optimizer", lambda optimizer: _toggle(task, view.optimizers, optimizer))
     _set(task, "untoggle_optimizer", lambda optimizer: _untoggle(task))
-    _set(task, "clip_gradients", clip_gradients)
+    _set(task, "clip_gradients", partial(_clip_by_default, view))
     _set(task, "all_gather", lambda data, *arguments, **options: data)
     _set(task, "print", print if view.is_global_zero else _say_nothing)
     _set(task, "on_train_start", _after(lambda: setattr(view, "sanity_checking", False), task.on_train_start))
@@ -162,11 +164,15 @@ def _one_or_all(items: list[Any]) -> Any:
 
 def _manual_backward(task: Any) -> Callable[..., None]:
     before, after = overrides(task, "on_before_backward"), overrides(task, "on_after_backward")
+    backward = overrides(task, "backward")
 
     def manual_backward(loss: Tensor, *arguments: Any, **options: Any) -> None:
         if before:
             task.on_before_backward(loss)
-        loss.backward(*arguments, **options)
+        if backward:
+            task.backward(loss, *arguments, **options)
+        else:
+            loss.backward(*arguments, **options)
         if after:
             task.on_after_backward()
 
@@ -189,6 +195,14 @@ def _untoggle(task: nn.Module) -> None:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _clip_by_default(
+    view: TrainerView, optimizer: Optimizer, gradient_clip_val: float | None = None, *arguments: Any, **options: Any
+) -> None:
+    clip_gradients(
+        optimizer, view.gradient_clip_val if gradient_clip_val is None else gradient_clip_val, *arguments, **options
+    )
 
 
 def clip_gradients(

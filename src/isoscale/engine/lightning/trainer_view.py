@@ -1,13 +1,18 @@
 """What a LightningModule and callbacks see as their trainer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from isoscale.engine.lightning.optimizers import LightningOptimizer
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import ALONE, Ranks
+
+
+def _nothing(optimizer: Optimizer) -> None:
+    """Nothing is to be done."""
 
 
 class TrainerView:
@@ -37,6 +42,11 @@ class TrainerView:
         self.num_training_batches = steps_per_epoch
         self.max_epochs = -(-num_steps // steps_per_epoch)
         self.optimizers: list[Optimizer] = []
+        self._wrapped: list[LightningOptimizer] = []
+        self.before_update: Callable[[Optimizer], None] = _nothing
+        self.after_update: Callable[[Optimizer], None] = _nothing
+        """What precedes and follows an update by an optimizer that a module got from `self.optimizers()`."""
+        self.gradient_clip_val: float | None = None
         self.schedulers: list[Any] = []
         self.callback_metrics: dict[str, Tensor] = {}
         self.lightning_module: Any = None
@@ -46,6 +56,12 @@ class TrainerView:
         """What somebody has asked for that changes from step to step."""
         self._finished: int | None = None
         self._ahead = False
+
+    def wrap(self, optimizers: Sequence[Optimizer]) -> list[LightningOptimizer]:
+        """Optimizers as a module gets them, the same objects every time."""
+        if [wrapped.optimizer for wrapped in self._wrapped] != list(optimizers):
+            self._wrapped = [LightningOptimizer(optimizer, self) for optimizer in optimizers]
+        return list(self._wrapped)
 
     def begin_epoch(self) -> None:
         """The next step belongs to a new epoch."""

@@ -14,6 +14,7 @@ from isoscale.engine.assembly import Assembly
 from isoscale.engine.lightning import hooks
 from isoscale.engine.lightning import manual_optimization as manual
 from isoscale.engine.lightning.batch_hooks import AroundBatch, compiled, wrapped
+from isoscale.engine.lightning.closure_step import ClosureStep, why_closure
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.settings import Decisions, Settings
@@ -46,6 +47,8 @@ class ProgramMaker:
 
     def __post_init__(self) -> None:
         """What every program needs."""
+        self._skipped: int | None = None
+        """The first step that was skipped, of which has been told."""
         self._reseed = self.parts.reseed
         task, configured = self.parts.task, self.parts.configured
         plan, own = self.parts.train.plan, self.reducer.ranks
@@ -114,10 +117,10 @@ class ProgramMaker:
     def _manual(self) -> ManualProgram:
         parts, plan = self.parts, self.parts.train.plan
         manual.check(plan, self.settings.train, parts.precision)
-        hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers)
         rate = None if parts.configured else parts.rate
         recorder = parts.train_context.recorder
         shared = manual.SharedUpdates(self.reducer.ranks, plan, recorder, self.optimizers, parts.task)
+        hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers, shared.average)
         parts.extra.share = lambda: shared.weight
         parts.undo.callback(shared.close)
         return ManualProgram(
@@ -184,7 +187,6 @@ class ProgramMaker:
     def _cannot_capture(self) -> str | None:
         parts = self.parts
         assert parts.step is not None
-        names = [name for name in hooks.of_updates(parts.task) if name in hooks.ON_HOST]
         if not parts.accelerator.can_capture:
             return f"{parts.accelerator.kind} devices cannot capture steps"
         ranks = self.reducer.ranks
@@ -193,8 +195,9 @@ class ProgramMaker:
         around = self.forward.compute
         if not ranks.alone and (self._reads or (isinstance(around, AroundBatch) and around.has_ends)):
             return "batches are read, or seen by hooks, on the host of each rank by itself"
-        if names:
-            return f"the task's hook {names[0]} runs on the host: {hooks.ON_HOST[names[0]]}"
+        by_host = why_closure(parts.task, self.optimizers)
+        if by_host is not None:
+            return by_host
         if self._own_lr and self.own_update is None:
             return "the run was begun by a version that did not capture optimizers which the task configures"
         if self.own_update is not None and self.own_update.constant and self._is_moved_in_steps:
@@ -218,7 +221,8 @@ class ProgramMaker:
             parts.registry.register("scaler", ScalerState(scaler, parts.accelerator.device))
         plan = parts.train.plan
         hooks.check(parts.task, plan.num_micro * plan.num_shards, parts.precision.needs_scaler)
-        make = hooks.HookedStep if hooks.of_updates(parts.task) else Step
+        driven = why_closure(parts.task, self.optimizers) is not None
+        make = ClosureStep if driven else hooks.HookedStep if hooks.of_updates(parts.task) else Step
         step = make(
             self.forward, self.optimizers, self.reducer, parts.train_context.recorder, parts.random,
             self.settings.train.clip, parts.ema, scaler, self._reseed, not self._own_lr, plan.size,
@@ -229,7 +233,18 @@ class ProgramMaker:
         if policy != "stop" and scaler is not None:
             raise UserError(f"train.nan is {policy}, but fp16 skips steps in its own way; use train.precision=bf16")
         step.nan_guard.choose(policy if policy != "rollback" else "stop")
+        step.on_skip = self._tell_skipped
+        if isinstance(step, ClosureStep):
+            step.drive(self.view)
         return step
+
+    def _tell_skipped(self, number: int) -> None:
+        if self._skipped is None:
+            self._skipped = number
+            self.say(
+                f"training_step returned None at step {number + 1}: no update is made there, as under Lightning; if "
+                "this is not meant, let it return its loss"
+            )
 
     def _before_fetch(self, step: int) -> None:
         """Seed by the step what a task may draw from on the host: torch, numpy, random; samples have their own."""

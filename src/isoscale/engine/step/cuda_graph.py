@@ -54,6 +54,7 @@ LONG_STEP = 1e-3
 CAPTURE_SECONDS = 0.25
 """For which the host may be busy to capture a launch of several steps, and again to prove it."""
 NUM_TIMED = 3
+_SKIPS = "training_step returns None for some batches, to skip them, which a replay would not decide anew"
 
 
 class CaptureRefused(UserError):
@@ -231,6 +232,8 @@ class GraphedProgram:
             reason = "the task logs torchmetrics objects that it does not update in place"
         if any(gradient.is_sparse for gradient in self._step.gradients):
             reason = "gradients are sparse, and what an update makes of them has another size in every step"
+        if self._step.num_skipped:
+            reason = _SKIPS
         reason = self._agreed(reason)
         if reason is not None:
             self._refuse(reason)
@@ -332,6 +335,8 @@ class GraphedProgram:
         if any(listeners(optimizer) for optimizer in self._step.optimizers):
             return "somebody has put hooks on the steps of the optimizer, which run on the host"
         read = self.view.read
+        if self._step.num_skipped:
+            return _SKIPS
         if "global_step" in read:
             return "training_step reads self.global_step, which a replay would not see changing"
         if "batch_idx" in read:
@@ -456,7 +461,7 @@ class GraphedProgram:
         torch.cuda.synchronize()
         eager_seconds = (time.perf_counter() - began) / count
         rows = used()
-        replaced = self._agreed(before.replaced(self._registry))
+        replaced = self._agreed(before.replaced(self._registry) or (_SKIPS if self._step.num_skipped else None))
         if replaced or (self._around is not None and self._outdated() is not None):  # by the hook at its start, say
             if count == 1:
                 self._eager.finish(number)
