@@ -17,6 +17,7 @@ from isoscale.engine import checks
 from isoscale.engine.assembly import Assembly, Built
 from isoscale.engine.boundaries import Planner
 from isoscale.engine.config import Cadence, LossWeight, Optimizer, Schedule
+from isoscale.engine.lazy import materialise
 from isoscale.engine.lightning import module as lightning
 from isoscale.engine.lightning.closure_step import why_closure
 from isoscale.engine.lightning.configured import Configured
@@ -70,6 +71,8 @@ def place(task: nn.Module, accelerator: Accelerator, precision: Precision, tree:
     task.to(accelerator.device)
     if precision.dtype == torch.float64:
         task._apply(lambda tensor: tensor.to(_DOUBLE.get(tensor.dtype, tensor.dtype)))
+        if "_dtype" in vars(task):  # what a LightningModule says as self.dtype
+            vars(task)["_dtype"] = torch.float64
 
 
 def build(
@@ -99,6 +102,7 @@ def build(
         new_reducer = partial(make_reducer, decided.reduce, num_shards, ranks)
         per_epoch = train.plan.steps_per_epoch
         view = TrainerView(lambda: (progress.step // per_epoch, progress.step), plan.num_steps, per_epoch, ranks)
+        view.progress = progress
         with precision.applied():
             if begin is not None:
                 fit(transforms, train.source, observers.note)
@@ -191,11 +195,7 @@ def assemble(
     lightning.attach(task, view, train.loaded)
     if lightning.adds_modules(task):
         place(task, found, precision, settings.parallel.reduce == "tree", say)
-    lazy = [name for name, parameter in task.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise UserError(
-            f"{lazy[0]} has no shape yet (a lazy module): call the network once on a batch, in __init__ or in setup"
-        )
+    materialise(task, Forward(task, context, transforms, precision), train, settings.seed, found)
     is_automatic = getattr(task, "automatic_optimization", True)
     kernels = KernelChoice(task, found, precision, decided, is_automatic, settings.train.deterministic == "true", undo)
     configured = _configured(task, view)

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -218,13 +219,13 @@ class Trainer:
             self.profile.start_clock()
         try:
             if progress.step:  # a run that was stopped at a boundary may have left something undone there
-                self._at_boundary(plan.due(progress.step))
+                self._at_boundary(self._due())
             while progress.step < plan.num_steps and not progress.ended and not self.agreed.stopped:
                 if progress.step % self.train.plan.steps_per_epoch == 0:
                     self.parts.reseed(progress.step, 254)
                     call_hook(task, "on_train_epoch_start")
                 self._advance(plan.next_boundary(progress.step))
-                self._at_boundary(plan.due(progress.step))
+                self._at_boundary(self._due())
         except Interrupted:
             self._stop_here()
         if self.agreed.stopped and progress.step < plan.num_steps and not progress.ended:
@@ -251,7 +252,7 @@ class Trainer:
             if profile and end is not None:
                 with profile.traced():
                     progress.step = run(progress.step, end, self.agreed)
-            if progress.step != boundary and not self.agreed.stopped:
+            if progress.step < boundary and not self.agreed.stopped:
                 progress.step = run(progress.step, boundary, self.agreed)
         if self.parts.kernels.is_new and self.ranks.is_main:  # at once: it is not decided alike in every process
             self._output.record(decided=self.decided.as_dict())
@@ -261,7 +262,12 @@ class Trainer:
         with timed(profile, "logging"):
             self.journal.flush()
         step = self.parts.step
-        if step is not None and not step.reaches and not step.num_skipped and progress.step > began:
+        if (
+            step is not None
+            and not step.reaches
+            and not step.num_skipped
+            and began < progress.step != progress.skipped_to
+        ):
             refuse_unreached(self.parts.task, self.parts.optimizers)
         if progress.step >= self.plan.num_steps:
             checks.check_parameters(self._parameters, dict(self.parts.task.named_parameters()))
@@ -278,6 +284,11 @@ class Trainer:
     def _stop_here(self) -> None:
         self._save()
         raise Stopped(f"stopped by {self.agreed.reason} at step {self.progress.step} of {self.plan.num_steps}")
+
+    def _due(self) -> Due:
+        """What is due at the present step; an epoch of which a hook has skipped the rest is not evaluated."""
+        progress, due = self.progress, self.plan.due(self.progress.step)
+        return replace(due, evaluate=False) if progress.step and progress.skipped_to == progress.step else due
 
     def _at_boundary(self, due: Due) -> None:
         """What is due after a step; each thing once, also when a run is continued here."""
@@ -325,7 +336,8 @@ class Trainer:
             of_epoch = self.journal.end_epoch(epoch, self.train.plan.steps_per_epoch)
             values, watched = {**of_epoch, **values}, {**of_epoch, **watched}
             if self.parts.configured:
-                self.parts.configured.after_epoch(epoch + 1, values)
+                is_cut = progress.skipped_to == progress.step
+                self.parts.configured.after_epoch(epoch + 1, {**progress.values, **values} if is_cut else values)
         checks.tell_not_finite(values, progress.step, self.observers)
         progress.ended = self.early_stopping.watch(watched)
         if progress.ended and self.val is not None:

@@ -431,8 +431,8 @@ def test_a_transfer_hook_of_a_data_module_is_refused(name: str, tmp_path: Path) 
 
 
 REFUSED = (
-    "configure_callbacks", "on_before_batch_transfer", "on_load_checkpoint", "on_save_checkpoint",
-    "on_validation_model_eval", "transfer_batch_to_device",
+    "configure_callbacks", "configure_sharded_model", "on_before_batch_transfer", "on_load_checkpoint",
+    "on_save_checkpoint", "transfer_batch_to_device",
 )  # fmt: skip
 
 
@@ -458,6 +458,7 @@ def test_every_hook_of_lightning_is_called_or_refused() -> None:
         "val_dataloader", "test_dataloader", "predict_dataloader", "on_validation_model_zero_grad", *modules.HOOKS,
         *(f"on_{stage}_{end}" for stage in ("validation", "test", "predict") for end in ("start", "end")),
         *(f"on_{stage}_epoch_{end}" for stage in ("validation", "test", "predict") for end in ("start", "end")),
+        *(f"on_{stage}_model_{mode}" for stage in ("validation", "test", "predict") for mode in ("eval", "train")),
     }  # fmt: skip
     hooks = {name for name in known if not name.startswith("_")}
     assert hooks - called - set(ours._REFUSED_HOOKS) == set()
@@ -472,7 +473,6 @@ def _step(**changes: Any) -> Any:
     [
         ({"training_step": lambda self, dataloader_iter: None}, "dataloader_iter"),
         ({"training_step": lambda self, batch, batch_idx: None}, "return its loss"),
-        ({"on_train_batch_start": lambda self, batch, batch_idx: -1}, "returned -1"),
         ({"configure_optimizers": lambda self: "adam"}, "not an optimizer"),
         ({"configure_optimizers": lambda self: [modules._sgd(self), modules._sgd(self)]}, "automatic_optimization"),
         ({"on_train_start": lambda self: setattr(self.trainer, "should_stop", True)}, "early_stopping"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import isoscale
 from isoscale.engine.state.checkpoint import read
 from isoscale.errors import Stopped, UserError
 from tests.engine.lightning.modules import Classifier, Points
@@ -283,3 +284,173 @@ def test_two_ranks_take_the_steps_of_one(make: Any, tmp_path: Path) -> None:
 def test_a_step_that_is_skipped_by_one_of_several_ranks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="training_step returned None, by which a step is skipped"):
         fit_on(2, tmp_path, partial(_made, Skipping, 4), train__epochs=1)
+
+
+class Impatient(Told):
+    """Ends some epochs early."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        self.tell("on_train_batch_start", self.current_epoch, batch_idx)
+        return -1 if (self.current_epoch, batch_idx) in ((0, 5), (2, 0)) else None
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.tell("on_train_batch_end", batch_idx)
+
+    def on_validation_start(self) -> None:
+        self.tell("on_validation_start")
+
+    def on_train_epoch_end(self) -> None:
+        self.tell("on_train_epoch_end", self.current_epoch)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
+        schedulers = torch.optim.lr_scheduler
+        of_step = {"scheduler": schedulers.ExponentialLR(optimizer, 0.9), "interval": "step"}
+        return [optimizer], [of_step, schedulers.StepLR(optimizer, 1, 0.7)]
+
+
+class ImpatientByHand(Impatient):
+    """The same, with manual optimisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("make", [Impatient, ImpatientByHand])
+def test_the_rest_of_an_epoch_is_skipped_as_under_lightning(make: Any, tmp_path: Path) -> None:
+    ours, theirs, *_ = both(make, tmp_path, epochs=4)
+    assert_same_weights(ours, theirs)
+    assert ours.calls == theirs.calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 5, 8, 13])
+@pytest.mark.parametrize("make", [Impatient, ImpatientByHand])
+def test_skipped_epochs_do_not_notice_a_stop(make: Any, step: int, tmp_path: Path) -> None:
+    straight, stopped = pair(make)
+    again = deepcopy(stopped)
+    fit(straight, Points(), tmp_path / "straight", 4)
+    with pytest.raises(Stopped):
+        fit(stopping(stopped, step), Points(), tmp_path / "stopped", 4)
+    fit(again, Points(), tmp_path / "stopped", 4)
+    assert_same_weights(straight, again)
+    assert again.calls == straight.calls
+    assert lines(tmp_path / "stopped") == lines(tmp_path / "straight")
+
+
+class ImpatientCaptured(Bare):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1 if batch_idx == (9, 14)[self.current_epoch % 2] else None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("recorded_graphs")
+def test_an_epoch_is_skipped_between_replays(tmp_path: Path) -> None:
+    runs = {}
+    for program in ("eager", "auto"):
+        torch.manual_seed(1)
+        data = Points(num_train=160)
+        runs[program] = fit(ImpatientCaptured(), data, tmp_path / program, 4, **{"train.program": program})
+    assert runs["auto"].record["decided"]["program"] == "graphed", runs["auto"].record["decided"]["why"]
+    assert sha(runs["auto"]) == sha(runs["eager"])
+
+
+@pytest.mark.slow
+def test_skipping_an_epoch_on_several_ranks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"returned -1 on .*others would wait"):
+        fit_on(2, tmp_path, partial(_made, Impatient, 4), train__epochs=1)
+
+
+class Modes(Told):
+    """Leaves batch norm in training mode where it validates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(self.norm(inputs))
+
+    def on_validation_model_eval(self) -> None:
+        self.tell("on_validation_model_eval", self.training)
+        self.net.eval()
+        self.norm.train(not self.trainer.sanity_checking)
+
+    def on_validation_model_train(self) -> None:
+        self.tell("on_validation_model_train", self.net.training, self.norm.training)
+        self.train()
+        self.norm.train(self.trainer.sanity_checking)
+
+
+def test_modes_of_an_evaluation_are_the_modules_own(tmp_path: Path) -> None:
+    ours, theirs, *_ = both(Modes, tmp_path, epochs=2)
+    assert_same_weights(ours, theirs)
+    assert ours.calls == theirs.calls
+
+
+class LazyLinear(nn.LazyLinear):
+    """The same weights wherever it learns its shape."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if not self.has_uninitialized_params() and self.in_features:
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
+
+
+class Lazy(Told):
+    """Layers, a norm among them, that learn their shapes from the first batch; one is used before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.BatchNorm1d(6), LazyLinear(8), nn.LazyBatchNorm1d(), nn.Tanh(), LazyLinear(3), nn.BatchNorm1d(3)
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.tell("training_step", torch.is_grad_enabled(), batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+def test_lazy_modules_learn_their_shapes_from_the_first_batch(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    ours, theirs = Lazy(), Lazy()
+    state = torch.get_rng_state()
+    fit(ours, Points(), tmp_path / "run", 2)
+    assert torch.equal(torch.get_rng_state(), state)
+    fit_lightning(theirs, Points(), 2)
+    assert_same_weights(ours, theirs)
+    assert ours.calls == theirs.calls
+
+
+class PlainLazy(Bare):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.LazyLinear(8), nn.Dropout(0.5), nn.Tanh(), nn.LazyLinear(3))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0])
+
+
+@pytest.mark.slow
+def test_lazy_modules_begin_alike_in_every_start_and_on_every_rank(tmp_path: Path) -> None:
+    straight = fit(PlainLazy(), Points(), tmp_path / "straight", 2)
+    with pytest.raises(Stopped):
+        fit(stopping(PlainLazy(), 11), Points(), tmp_path / "stopped", 2)
+    torch.manual_seed(5)
+    assert sha(fit(PlainLazy(), Points(), tmp_path / "stopped", 2)) == sha(straight)
+    assert sha(fit(PlainLazy(), Points(), tmp_path / "seed", 2, seed=3)) != sha(straight)
+    options = {"train__epochs": 2, "parallel__reduce": "tree", "parallel__shards": 2}
+    assert sha(fit_on(2, tmp_path / "two", partial(_made, PlainLazy, 4), **options)) == sha(
+        fit_on(1, tmp_path / "one", partial(_made, PlainLazy, 8), **options)
+    )
+    run = isoscale.Run(tmp_path / "straight", PlainLazy(), Points())
+    assert isoscale.predict(run, split="val")["prediction"].shape == (30, 3)

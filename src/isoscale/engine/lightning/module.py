@@ -17,18 +17,14 @@ from isoscale.engine.lightning.loaders import LoadedData, prepare_data
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.errors import UserError
+from isoscale.parallel.collectives import Ranks
 
 _REFUSED_HOOKS = {
     "configure_callbacks": "use the recipe's checkpoint and train.early_stopping sections",
     "configure_sharded_model": "create the layers in configure_model",
     "on_before_batch_transfer": "use on_after_batch_transfer or the collate function",
     "on_load_checkpoint": "keep the values in buffers (register_buffer), which are saved and restored",
-    "on_predict_model_eval": "set modes in on_predict_start",
     "on_save_checkpoint": "keep the values in buffers (register_buffer), which are saved and restored",
-    "on_test_model_eval": "set modes in on_test_start",
-    "on_test_model_train": "modes are put back after a test",
-    "on_validation_model_eval": "set modes in on_validation_start",
-    "on_validation_model_train": "modes are put back after an evaluation",
     "transfer_batch_to_device": "use on_after_batch_transfer or the collate function",
 }
 _OF_LIGHTNING_1 = {
@@ -82,7 +78,7 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None) -> None:
     _set(task, "toggle_optimizer", lambda optimizer: _toggle(task, view.optimizers, optimizer))
     _set(task, "untoggle_optimizer", lambda optimizer: _untoggle(task))
     _set(task, "clip_gradients", partial(_clip_by_default, view))
-    _set(task, "all_gather", lambda data, *arguments, **options: data)
+    _set(task, "all_gather", partial(_all_gather, view.ranks))
     _set(task, "print", print if view.is_global_zero else _say_nothing)
     _set(task, "on_train_start", _after(lambda: setattr(view, "sanity_checking", False), task.on_train_start))
     _set(task, "on_train_epoch_start", _after(view.begin_epoch, task.on_train_epoch_start))
@@ -90,6 +86,55 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None) -> None:
         prepare_data(task, view.ranks)
         task.setup("fit")
     task.configure_model()
+
+
+def _all_gather(ranks: Ranks, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+    """The tensors and numbers of a batch or other collection from all ranks, stacked in front; alone, as they are."""
+    if group is not None:
+        raise UserError("self.all_gather gathers from all ranks: leave out group")
+    if isinstance(data, dict):
+        return {key: _all_gather(ranks, value, None, sync_grads) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(_all_gather(ranks, value, None, sync_grads) for value in data))
+    if isinstance(data, list | tuple):
+        return type(data)(_all_gather(ranks, value, None, sync_grads) for value in data)
+    if not isinstance(data, Tensor | int | float):
+        return data
+    tensor = torch.as_tensor(data)
+    if ranks.alone:
+        return tensor
+    shapes = ranks.all_gather((tuple(tensor.shape), str(tensor.dtype)), "the shapes of self.all_gather")
+    if len(set(shapes)) > 1:
+        found = ", ".join(f"{shape} on {ranks.name(rank)}" for rank, (shape, _) in enumerate(shapes))
+        raise UserError(
+            f"self.all_gather stacks tensors of one shape, but there are {found}: the shares of a batch may differ in "
+            "size; use data.drop_last=true, or pad them"
+        )
+    gathered: Tensor = _Gathered.apply(tensor, ranks) if sync_grads else _gathered(tensor.detach(), ranks)
+    return gathered
+
+
+def _gathered(tensor: Tensor, ranks: Ranks) -> Tensor:
+    sent = tensor.contiguous() if tensor.dtype != torch.bool else tensor.to(torch.uint8)
+    stacked = sent.new_empty(ranks.world_size, *sent.shape)
+    ranks.tick("tensors of all ranks")
+    torch.distributed.all_gather(list(stacked.unbind()), sent)
+    return stacked.to(tensor.dtype)
+
+
+class _Gathered(torch.autograd.Function):
+    """Tensors of all ranks through which gradients flow back to where they came from."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
+        context.ranks = ranks
+        return _gathered(tensor, ranks)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        gradient = gradients[0].contiguous().clone()
+        context.ranks.all_reduce(gradient, "gradients of gathered tensors")
+        return gradient[context.ranks.rank], None
 
 
 def _say_nothing(*words: Any, **options: Any) -> None:

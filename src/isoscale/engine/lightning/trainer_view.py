@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from isoscale.engine.lightning.optimizers import LightningOptimizer
+from isoscale.engine.state.progress import Progress
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import ALONE, Ranks
 
@@ -54,6 +55,7 @@ class TrainerView:
         """Counts the updates of manual optimisation, of which a batch may have several."""
         self.read: set[str] = set()
         """What somebody has asked for that changes from step to step."""
+        self.progress = Progress()
         self._finished: int | None = None
         self._ahead = False
 
@@ -86,7 +88,7 @@ class TrainerView:
     def global_step(self) -> int:
         """Finished optimizer steps."""
         self.read.add("global_step")
-        return self._step if self.updates is None else self.updates()
+        return self._step - self.progress.skipped if self.updates is None else self.updates()
 
     @property
     def training(self) -> bool:

@@ -126,7 +126,7 @@ class ProgramMaker:
         return ManualProgram(
             self.forward, parts.random, self._reseed, parts.train.feed, plan,
             manual.before(rate, self.optimizers, self._before_fetch, shared),
-            manual.after(recorder, plan, parts.ema, self._after_step, shared),
+            manual.after(recorder, plan, parts.ema, self._after_step, shared), self._skip_epoch,
         )  # fmt: skip
 
     def _eager(self) -> EagerProgram:
@@ -139,7 +139,7 @@ class ProgramMaker:
         time = torch.zeros((), dtype=torch.int64, device=self.parts.accelerator.device) if is_compiled else None
         return EagerProgram(
             self.parts.step, train.feed, train.plan, self._inputs, count, self._after_step, fetched, time,
-            self._first_step,
+            self._first_step, self._skip_epoch,
         )  # fmt: skip
 
     def _first_step(self, run: Callable[[], Any], look: Callable[[], Any]) -> None:
@@ -237,6 +237,21 @@ class ProgramMaker:
         if isinstance(step, ClosureStep):
             step.drive(self.view)
         return step
+
+    def _skip_epoch(self, step: int) -> int:
+        """Skip the rest of an epoch; as under Lightning, schedulers that count steps count the one that was begun."""
+        plan, ranks, task = self.parts.train.plan, self.reducer.ranks, self.parts.task
+        if not ranks.alone:
+            raise UserError(
+                f"on_train_batch_start of {type(task).__name__} returned -1 on {ranks.name(ranks.rank)}, to skip the "
+                "rest of an epoch: others would wait for its gradients. Use train.limit_train_batches, or one rank"
+            )
+        self.parts.train_context.flush(plan.size(step))
+        if self.parts.configured is not None:
+            self.parts.configured.after_step(step + 1)
+        end = self.view.progress.skip_epoch(step, plan.steps_per_epoch)
+        self.view.finish(end)
+        return end
 
     def _tell_skipped(self, number: int) -> None:
         if self._skipped is None:
