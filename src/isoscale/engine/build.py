@@ -18,8 +18,10 @@ from isoscale.engine import checks
 from isoscale.engine.assembly import Assembly, Built
 from isoscale.engine.boundaries import Planner
 from isoscale.engine.config import Cadence, LossWeight, Optimizer, Schedule
+from isoscale.engine.lazy import materialise
 from isoscale.engine.lightning import module as lightning
 from isoscale.engine.lightning.callbacks import CallbackState, chosen
+from isoscale.engine.lightning.closure_step import why_closure
 from isoscale.engine.lightning.configured import Configured
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
@@ -71,6 +73,8 @@ def place(task: nn.Module, accelerator: Accelerator, precision: Precision, tree:
     task.to(accelerator.device)
     if precision.dtype == torch.float64:
         task._apply(lambda tensor: tensor.to(_DOUBLE.get(tensor.dtype, tensor.dtype)))
+        if "_dtype" in vars(task):  # what a LightningModule says as self.dtype
+            vars(task)["_dtype"] = torch.float64
 
 
 def build(
@@ -196,11 +200,7 @@ def assemble(
     lightning.attach(task, view, train.loaded, chosen(settings.callbacks, task, say))
     if lightning.adds_modules(task):
         place(task, found, precision, settings.parallel.reduce == "tree", say)
-    lazy = [name for name, parameter in task.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise UserError(
-            f"{lazy[0]} has no shape yet (a lazy module): call the network once on a batch, in __init__ or in setup"
-        )
+    materialise(task, Forward(task, context, transforms, precision), train, settings.seed, found)
     is_automatic = getattr(task, "automatic_optimization", True)
     kernels = KernelChoice(task, found, precision, decided, is_automatic, settings.train.deterministic == "true", undo)
     configured = _configured(task, view)
@@ -210,14 +210,14 @@ def assemble(
         _check_followed(settings)
     optimizers = configured.optimizers if configured else _optimizers(task, settings, decided)
     own_update = None
-    is_own = configured and is_automatic and not overrides(task, "optimizer_step")
+    is_own = configured and is_automatic and why_closure(task, optimizers) is None
     if is_own and decided.captures_own and found.can_capture and len(optimizers) == 1:
         own_update = OwnUpdate(optimizers[0], view.schedulers, found)
-    view.optimizers = optimizers
+    view.optimizers, view.gradient_clip_val = optimizers, settings.train.clip
     average = EMA(task, settings.train.ema) if settings.train.ema is not None else None
     metrics = MetricStates(task, context.metrics, reducer.ranks)
-    keeps_gradients = not is_automatic or overrides(task, "on_before_zero_grad")
-    extra = ExtraState(task, [*optimizers, *view.schedulers], reducer.ranks, keeps_gradients, say)
+    sees_gradients = any(overrides(task, name) for name in ("on_before_zero_grad", "optimizer_zero_grad"))
+    extra = ExtraState(task, [*optimizers, *view.schedulers], reducer.ranks, not is_automatic or sees_gradients, say)
     states = OptimizerState(optimizers, task, own_class=configured is None and settings.own_optimizer is not None)
     if states.unsaved():
         say(f"checkpoints do not hold {', '.join(states.unsaved())}: after a restart it is as its constructor makes it")

@@ -78,12 +78,21 @@ def tell_not_optimised(parts: Assembly, observers: Observers) -> None:
 def tell_never_updated(parts: Assembly, num_steps: int, observers: Observers) -> None:
     """Say of a task that is to update its weights itself that it never did."""
     configured = parts.configured
-    if parts.step is None and configured is not None and not configured.updates and num_steps:
+    if parts.step is None and configured is not None and not configured.is_updated and num_steps:
         observers.note(
             "training_step is to update the weights itself (automatic_optimization = False), and in "
             f"{num_steps:,} steps no optimizer of configure_optimizers made one: call "
             "self.optimizers().step() there, unless the weights are changed in another way",
             "warning",
+        )
+
+
+def check_not_skipped(parts: Assembly, num_steps: int) -> None:
+    """Refuse to call it a training where every step returned None."""
+    if parts.step is not None and num_steps and parts.step.num_skipped >= num_steps:
+        raise UserError(
+            f"nothing was trained: training_step returned None in all {num_steps:,} steps, by which a step is skipped; "
+            "does it return its loss?"
         )
 
 

@@ -243,15 +243,21 @@ class Trainer:
         if self.agreed.stopped and progress.step < plan.num_steps and not progress.ended:
             self._stop_here()
         self.journal.check_trained(progress.step)
+        checks.check_not_skipped(self.parts, progress.step)
         checks.tell_never_updated(self.parts, progress.step, self.observers)
         self.parts.view.end_training()
         call_hook(task, "on_train_end")
         call_hook(task, "on_fit_end")
 
     def _due(self) -> Due:
-        """What is due after the last step; where hooks have asked training to end, what is due at the end of it."""
+        """What is due after the last step; where hooks have asked training to end, what is due at the end of it.
+
+        An epoch of which a hook has skipped the rest is not evaluated.
+        """
         step, plan = self.progress.step, self.plan
         due = plan.due(step)
+        if step and self.progress.skipped_to == step:
+            due = replace(due, evaluate=False)
         if not self.agreed.ending or not step:
             return due
         epoch = (step - 1) // self.train.plan.steps_per_epoch
@@ -275,7 +281,7 @@ class Trainer:
             if profile and end is not None:
                 with profile.traced():
                     progress.step = run(progress.step, end, self.agreed)
-            if progress.step != boundary and not self.agreed.stopped:
+            if progress.step < boundary and not self.agreed.stopped:
                 progress.step = run(progress.step, boundary, self.agreed)
         if self.parts.kernels.is_new and self.ranks.is_main:  # at once: it is not decided alike in every process
             self._output.record(decided=self.decided.as_dict())
@@ -284,7 +290,13 @@ class Trainer:
             profile.settle()
         with timed(profile, "logging"):
             self.journal.flush()
-        if self.parts.step is not None and not self.parts.step.reaches and progress.step > began:
+        step = self.parts.step
+        if (
+            step is not None
+            and not step.reaches
+            and not step.num_skipped
+            and began < progress.step != progress.skipped_to
+        ):
             refuse_unreached(self.parts.task, self.parts.optimizers)
         if progress.step >= self.plan.num_steps:
             checks.check_parameters(self._parameters, dict(self.parts.task.named_parameters()))
@@ -352,7 +364,8 @@ class Trainer:
             of_epoch = self.journal.end_epoch(epoch, self.train.plan.steps_per_epoch)
             values, watched = {**of_epoch, **values}, {**of_epoch, **watched}
             if self.parts.configured and due.epoch_end:
-                self.parts.configured.after_epoch(epoch + 1, values)
+                is_cut = progress.skipped_to == progress.step
+                self.parts.configured.after_epoch(epoch + 1, {**progress.values, **values} if is_cut else values)
         checks.tell_not_finite(values, progress.step, self.observers)
         stopped_improving = self.early_stopping.watch(watched)
         progress.ended = self._is_ending() or stopped_improving

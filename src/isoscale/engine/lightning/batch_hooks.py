@@ -38,6 +38,10 @@ def _with_index(task: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+class SkipEpoch(Exception):
+    """`on_train_batch_start` has returned -1: the rest of the epoch is skipped, this batch included."""
+
+
 class AroundBatch:
     """A step method between the hooks of a batch. The end of a training batch comes after the update, elsewhere."""
 
@@ -77,8 +81,8 @@ class AroundBatch:
         """The batch after its transfer, of which the hook at the start has heard."""
         if self._transfer is not None:
             batch = self._transfer(batch, 0)
-        if self._start is not None and self._start(batch, batch_idx) == -1:
-            raise UserError("on_train_batch_start returned -1, to skip the rest of the epoch: use train.steps instead")
+        if self._start is not None and self._start(batch, batch_idx) == -1 and self._training:
+            raise SkipEpoch
         return batch
 
     @contextmanager
@@ -92,7 +96,12 @@ class AroundBatch:
 
 
 def _told(output: Any) -> Any:
-    """The output of a training step as `on_train_batch_end` gets it: a dict with the loss, without its graph."""
+    """The output of a training step as `on_train_batch_end` gets it: a dict with the loss, without its graph.
+
+    Of a step that was skipped (None) it is empty.
+    """
+    if output is None:
+        return {}
     if isinstance(output, Tensor):
         return {"loss": output.detach()}
     if isinstance(output, dict):

@@ -23,7 +23,9 @@ class Configured:
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[dict[str, Any]] = []
         self.updates = 0
-        """Updates that manual optimisation has made."""
+        """Updates that manual optimisation has made by the optimizers of `self.optimizers()`."""
+        self.is_updated = False
+        """Whether any of its optimizers has made an update in this process."""
         self._task = task
         self._own_step = overrides(task, "lr_scheduler_step")
         self._steps_per_epoch = steps_per_epoch
@@ -67,10 +69,6 @@ class Configured:
         self.schedulers.append({**defaults, **entry, "reduce_on_plateau": plateau})
 
     def _check(self) -> None:
-        if self._automatic and any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self.optimizers):
-            raise UserError(
-                "LBFGS evaluates the loss several times per step: use it with automatic_optimization = False"
-            )
         for entry in self.schedulers if self._automatic else []:
             if entry["interval"] not in ("step", "epoch"):
                 raise UserError(f"an lr_scheduler's interval is {entry['interval']!r}: use 'step' or 'epoch'")
@@ -84,9 +82,9 @@ class Configured:
         within, epoch = (step - 1) % self._steps_per_epoch + 1, step // self._steps_per_epoch
         for entry in self.schedulers if self._automatic else []:
             counts_epochs = entry["interval"] == "epoch" and not entry["reduce_on_plateau"]
-            if entry["interval"] == "step" and within % entry["frequency"] == 0:
-                self._move(entry["scheduler"], None)
-            elif counts_epochs and within == self._steps_per_epoch and epoch % entry["frequency"] == 0:
+            if (entry["interval"] == "step" and within % entry["frequency"] == 0) or (
+                counts_epochs and within == self._steps_per_epoch and epoch % entry["frequency"] == 0
+            ):
                 self._move(entry["scheduler"], None)
 
     def after_epoch(self, epoch: int, values: dict[str, float]) -> None:
@@ -113,6 +111,10 @@ class Configured:
     def count_update(self, *arguments: Any) -> None:
         """An optimizer of manual optimisation has made a step."""
         self.updates += 1
+
+    def note_update(self, *arguments: Any) -> None:
+        """An optimizer has made a step, whoever called it."""
+        self.is_updated = True
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The schedulers' and param groups' numbers."""

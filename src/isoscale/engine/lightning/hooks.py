@@ -4,8 +4,7 @@ The names and their order are those of a LightningModule. In a captured step, ho
 it, as the code of the step itself is; those at its start and end are called for every replay.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +19,16 @@ from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.step.step import Step
 from isoscale.errors import UserError
 
-_OF_WHOLE_BATCHES = ("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward")
+_OF_WHOLE_BATCHES = (
+    "on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward", "backward"
+)  # fmt: skip
 ON_HOST = {
     "optimizer_step": "let a scheduler of configure_optimizers set the learning rate",
+    "optimizer_zero_grad": "gradients are let go of before every step without it",
     "on_before_zero_grad": "on_before_optimizer_step sees the same gradients",
 }
 """Hooks that a captured step cannot call, and what it can do instead."""
-_OF_UPDATES = ("on_before_zero_grad", "on_before_optimizer_step", "optimizer_step", "configure_gradient_clipping")
+_OF_UPDATES = (*ON_HOST, "on_before_optimizer_step", "configure_gradient_clipping")
 
 
 def of_updates(task: Any) -> list[str]:
@@ -54,71 +56,87 @@ class HookedStep(Step):
         """Find the hooks."""
         super().__post_init__()
         task = self.forward.task
-        self._hooks = {name: getattr(task, name) for name in of_updates(task)}
-        self._logs_in_update = any(name in self._hooks for name in (*_OF_UPDATES, "on_after_backward"))
-        self._old_gradients: list[Tensor | None] | None = None
-        self._loss: Tensor | None = None
-        self._clip = self.clip
-        if "optimizer_step" in self._hooks:
-            self._steps = [partial(self.ask, optimizer) for optimizer in self.optimizers]
+        self.hooks = {name: getattr(task, name) for name in of_updates(task)}
+        self._logs_in_update = any(name in self.hooks for name in (*_OF_UPDATES, "on_after_backward"))
+        self._clip_by_recipe = self.clip
+        if "configure_gradient_clipping" in self.hooks:
+            self.clip = None
 
     def __call__(self, shards: Any, number: int, batch_idx: int, *arguments: Any) -> None:
         """Train on a batch."""
-        if "on_before_zero_grad" in self._hooks:
-            self._old_gradients = [parameter.grad for parameter in self.parameters]
-        self._batch_idx = batch_idx
         super().__call__(shards, number, batch_idx, *arguments)
         if self._logs_in_update:  # here, so that a captured step records it as well
             count = sum(part.samples.shape[0] for shard in shards for part in shard)
             self.forward.context.flush_together(count, self.reducer.ranks)
 
-    def _scaled(self, loss: Tensor) -> Tensor:
+    def _differentiate(self, loss: Tensor) -> None:
         """The loss is known now, the gradients are not yet."""
-        self._show_old_gradients()
-        if "on_before_backward" in self._hooks:
-            self._hooks["on_before_backward"](loss)
-        self._loss = loss.detach()
-        return loss
+        self._before_backward(loss)
+        if "backward" in self.hooks:
+            self.hooks["backward"](loss)
+        else:
+            super()._differentiate(loss)
+        self._after_backward()
+
+    def _overlapped(self, *arguments: Any) -> None:
+        if "backward" in self.hooks:
+            raise UserError(
+                "parallel.reduce=overlap adds up gradients while they are computed, which backward of "
+                f"{type(self.forward.task).__name__} may do in any way: use parallel.reduce=flat"
+            )
+        super()._overlapped(*arguments)
+        self._after_backward()
 
     def groups(self, terms: Any, weights: Any) -> list[tuple[Tensor, Any]]:
         """Where several ranks share a batch, the loss of this one's is known now."""
         groups = super().groups(terms, weights)
-        self._scaled(torch.stack([total / weight for total, weight in groups]).sum())
+        if "backward" in self.hooks and len(groups) > 1:
+            raise UserError(
+                f"backward of {type(self.forward.task).__name__} is given one loss, but its terms ({', '.join(terms)}) "
+                "have weights of their own, which several ranks must add up first: return their weighted sum instead"
+            )
+        self._before_backward(torch.stack([total / weight for total, weight in groups]).sum())
         return groups
 
-    def _show_old_gradients(self) -> None:
-        """Let `on_before_zero_grad` see the gradients of the last step, which are gone already."""
-        if self._old_gradients is None:
-            return
-        for parameter, gradient in zip(self.parameters, self._old_gradients, strict=True):
-            parameter.grad = gradient
-        for optimizer in self.optimizers:
-            self._hooks["on_before_zero_grad"](optimizer)
-        for parameter in self.parameters:
+    def gradients_of(
+        self, total: Tensor, weight: Any, parameters: Sequence[Tensor], retain_graph: bool
+    ) -> Sequence[Tensor | None]:
+        """What the task's own `backward` makes of the loss of this rank, which counts by its share of the batch."""
+        if "backward" not in self.hooks:
+            return super().gradients_of(total, weight, parameters, retain_graph)
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
             parameter.grad = None
-        self._old_gradients = None
+        self.hooks["backward"](total / weight)
+        found = [None if parameter.grad is None else parameter.grad * weight for parameter in parameters]
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
+        return found
+
+    def _take(self, *arguments: Any) -> None:
+        super()._take(*arguments)
+        self._after_backward()
+
+    def _before_backward(self, loss: Tensor) -> None:
+        if "on_before_backward" in self.hooks:
+            self.hooks["on_before_backward"](loss)
+
+    def _after_backward(self) -> None:
+        if "on_after_backward" in self.hooks:
+            self.hooks["on_after_backward"]()
 
     def _update(self) -> None:
-        if "on_after_backward" in self._hooks:
-            self._hooks["on_after_backward"]()
         for optimizer in self.optimizers:
-            if "on_before_optimizer_step" in self._hooks:
-                self._hooks["on_before_optimizer_step"](optimizer)
-            if "configure_gradient_clipping" in self._hooks:
-                self.clip = None
-                algorithm = None if self._clip is None else "norm"
-                self._hooks["configure_gradient_clipping"](optimizer, self._clip, algorithm)
+            self._before_update(optimizer)
         super()._update()
 
-    def notice_listeners(self) -> None:
-        """The task's own `optimizer_step` calls the optimizer as it is."""
-        if "optimizer_step" not in self._hooks:
-            super().notice_listeners()
-
-    def ask(self, optimizer: Optimizer) -> None:
-        """Let the task update its weights; the closure that it is given has run already."""
-        epoch = getattr(self.forward.task, "current_epoch", 0)
-        self._hooks["optimizer_step"](epoch, self._batch_idx, optimizer, lambda: self._loss)
+    def _before_update(self, optimizer: Optimizer) -> None:
+        """Let the task see, and clip, the gradients that an optimizer is about to use."""
+        if "on_before_optimizer_step" in self.hooks:
+            self.hooks["on_before_optimizer_step"](optimizer)
+        if "configure_gradient_clipping" in self.hooks:
+            algorithm = None if self._clip_by_recipe is None else "norm"
+            self.hooks["configure_gradient_clipping"](optimizer, self._clip_by_recipe, algorithm)
 
 
 class AfterStep:
@@ -165,12 +183,27 @@ def after_step(
     return AfterStep(task, view, configured, compute, record)
 
 
-def count_updates(task: Any, view: TrainerView, configured: Configured | None, optimizers: list[Any]) -> None:
-    """Follow the updates of manual optimisation: `global_step` counts them, a hook may precede them."""
+def count_updates(
+    task: Any, view: TrainerView, configured: Configured | None, optimizers: list[Any],
+    average: Callable[[Optimizer], None],
+) -> None:  # fmt: skip
+    """Follow the updates of manual optimisation: `global_step` counts them, a hook may precede them.
+
+    The hook sees the gradients of all ranks, which `average` gives to an optimizer.
+    """
+
+    def before(optimizer: Optimizer) -> None:
+        average(optimizer)
+        task.on_before_optimizer_step(optimizer)
+
+    has_hook, is_module = overrides(task, "on_before_optimizer_step"), is_lightning_module(task)
+    if has_hook and is_module:
+        view.before_update = before
     for optimizer in optimizers:
-        if overrides(task, "on_before_optimizer_step"):
+        if has_hook and not is_module:
             optimizer.register_step_pre_hook(lambda each, *arguments: task.on_before_optimizer_step(each))
         if configured is not None:
-            optimizer.register_step_post_hook(configured.count_update)
+            optimizer.register_step_post_hook(configured.note_update)
     if configured is not None:
+        view.after_update = configured.count_update
         view.updates = lambda: configured.updates

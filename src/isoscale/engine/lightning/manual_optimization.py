@@ -76,7 +76,7 @@ class SharedUpdates:
 
     def _clip(self, optimizer: Any, *arguments: Any, **options: Any) -> None:
         """Clip the gradients of all ranks together; averaged again before the update, they stay what they are."""
-        self._average(optimizer)
+        self.average(optimizer)
         clip_gradients(optimizer, *arguments, **options)
 
     def begin(self, step: int) -> None:
@@ -96,12 +96,12 @@ class SharedUpdates:
         """Average the gradients; where the optimizer computes them itself (a closure), each time that it does."""
         closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
         if closure is None:
-            self._average(optimizer)
+            self.average(optimizer)
             return None
 
         def of_all() -> Any:
             loss = closure()
-            self._average(optimizer)
+            self.average(optimizer)
             if loss is None:
                 return None
             mean = torch.as_tensor(loss).detach().double() * self.weight
@@ -110,7 +110,10 @@ class SharedUpdates:
 
         return (arguments[0], of_all), {key: value for key, value in options.items() if key != "closure"}
 
-    def _average(self, optimizer: Any) -> None:
+    def average(self, optimizer: Any) -> None:
+        """Give the parameters of an optimizer the mean of the gradients of all ranks."""
+        if self._ranks.alone:
+            return
         owners = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         if not owners:
             return

@@ -19,17 +19,11 @@ from isoscale.engine.lightning.loaders import LoadedData, prepare_data
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.errors import UserError
+from isoscale.parallel.collectives import Ranks
 
 _REFUSED_HOOKS = {
-    "backward": "set automatic_optimization = False and call self.manual_backward",
     "configure_sharded_model": "create the layers in configure_model",
     "on_before_batch_transfer": "use on_after_batch_transfer or the collate function",
-    "on_predict_model_eval": "set modes in on_predict_start",
-    "on_test_model_eval": "set modes in on_test_start",
-    "on_test_model_train": "modes are put back after a test",
-    "on_validation_model_eval": "set modes in on_validation_start",
-    "on_validation_model_train": "modes are put back after an evaluation",
-    "optimizer_zero_grad": "set automatic_optimization = False and zero the gradients there",
     "transfer_batch_to_device": "use on_after_batch_transfer or the collate function",
 }
 _OF_LIGHTNING_1 = {
@@ -83,13 +77,16 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None, callbacks: S
         return
     _refuse(task)
     _set(task, "_hooks_of_callbacks", tuple(combine(task, view)))
-    _set(task, "optimizers", lambda use_pl_optimizer=True: _one_or_all(view.optimizers))
+    _set(
+        task, "optimizers",
+        lambda use_pl_optimizer=True: _one_or_all(view.wrap(view.optimizers) if use_pl_optimizer else view.optimizers),
+    )  # fmt: skip
     _set(task, "lr_schedulers", lambda: _one_or_all(view.schedulers) if view.schedulers else None)
     _set(task, "manual_backward", _manual_backward(task))
     _set(task, "toggle_optimizer", lambda optimizer: _toggle(task, view.optimizers, optimizer))
     _set(task, "untoggle_optimizer", lambda optimizer: _untoggle(task))
-    _set(task, "clip_gradients", clip_gradients)
-    _set(task, "all_gather", lambda data, *arguments, **options: data)
+    _set(task, "clip_gradients", partial(_clip_by_default, view))
+    _set(task, "all_gather", partial(_all_gather, view.ranks))
     _set(task, "print", print if view.is_global_zero else _say_nothing)
     _set(task, "on_train_epoch_start", _after(view.begin_epoch, task.on_train_epoch_start))
     if loaded is None or loaded.owner is not task:
@@ -99,6 +96,55 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None, callbacks: S
     else:
         set_up(task, view)
     task.configure_model()
+
+
+def _all_gather(ranks: Ranks, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+    """The tensors and numbers of a batch or other collection from all ranks, stacked in front; alone, as they are."""
+    if group is not None:
+        raise UserError("self.all_gather gathers from all ranks: leave out group")
+    if isinstance(data, dict):
+        return {key: _all_gather(ranks, value, None, sync_grads) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(_all_gather(ranks, value, None, sync_grads) for value in data))
+    if isinstance(data, list | tuple):
+        return type(data)(_all_gather(ranks, value, None, sync_grads) for value in data)
+    if not isinstance(data, Tensor | int | float):
+        return data
+    tensor = torch.as_tensor(data)
+    if ranks.alone:
+        return tensor
+    shapes = ranks.all_gather((tuple(tensor.shape), str(tensor.dtype)), "the shapes of self.all_gather")
+    if len(set(shapes)) > 1:
+        found = ", ".join(f"{shape} on {ranks.name(rank)}" for rank, (shape, _) in enumerate(shapes))
+        raise UserError(
+            f"self.all_gather stacks tensors of one shape, but there are {found}: the shares of a batch may differ in "
+            "size; use data.drop_last=true, or pad them"
+        )
+    gathered: Tensor = _Gathered.apply(tensor, ranks) if sync_grads else _gathered(tensor.detach(), ranks)
+    return gathered
+
+
+def _gathered(tensor: Tensor, ranks: Ranks) -> Tensor:
+    sent = tensor.contiguous() if tensor.dtype != torch.bool else tensor.to(torch.uint8)
+    stacked = sent.new_empty(ranks.world_size, *sent.shape)
+    ranks.tick("tensors of all ranks")
+    torch.distributed.all_gather(list(stacked.unbind()), sent)
+    return stacked.to(tensor.dtype)
+
+
+class _Gathered(torch.autograd.Function):
+    """Tensors of all ranks through which gradients flow back to where they came from."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
+        context.ranks = ranks
+        return _gathered(tensor, ranks)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        gradient = gradients[0].contiguous().clone()
+        context.ranks.all_reduce(gradient, "gradients of gathered tensors")
+        return gradient[context.ranks.rank], None
 
 
 def _say_nothing(*words: Any, **options: Any) -> None:
@@ -177,11 +223,15 @@ def _one_or_all(items: list[Any]) -> Any:
 
 def _manual_backward(task: Any) -> Callable[..., None]:
     before, after = overrides(task, "on_before_backward"), overrides(task, "on_after_backward")
+    backward = overrides(task, "backward")
 
     def manual_backward(loss: Tensor, *arguments: Any, **options: Any) -> None:
         if before:
             task.on_before_backward(loss)
-        loss.backward(*arguments, **options)
+        if backward:
+            task.backward(loss, *arguments, **options)
+        else:
+            loss.backward(*arguments, **options)
         if after:
             task.on_after_backward()
 
@@ -204,6 +254,14 @@ def _untoggle(task: nn.Module) -> None:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _clip_by_default(
+    view: TrainerView, optimizer: Optimizer, gradient_clip_val: float | None = None, *arguments: Any, **options: Any
+) -> None:
+    clip_gradients(
+        optimizer, view.gradient_clip_val if gradient_clip_val is None else gradient_clip_val, *arguments, **options
+    )
 
 
 def clip_gradients(

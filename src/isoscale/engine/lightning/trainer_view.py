@@ -12,9 +12,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from isoscale.engine.config import Cadence
+from isoscale.engine.lightning.optimizers import LightningOptimizer
 from isoscale.engine.state.progress import Progress
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import ALONE, Ranks
+
+
+def _nothing(optimizer: Optimizer) -> None:
+    """Nothing is to be done."""
 
 
 class TrainerView:
@@ -49,7 +54,7 @@ class TrainerView:
         device: torch.device | None = None,
     ) -> None:  # fmt: skip
         """`progress` knows the number of finished steps between launches."""
-        self._progress = progress
+        self.progress = progress
         self.ranks = ranks
         self.is_global_zero = ranks.is_main
         self.world_size, self.global_rank, self.local_rank = ranks.world_size, ranks.rank, ranks.local_rank
@@ -63,6 +68,11 @@ class TrainerView:
         self.num_sanity_val_batches: list[int] = []
         self.max_epochs = -(-num_steps // steps_per_epoch)
         self.optimizers: list[Optimizer] = []
+        self._wrapped: list[LightningOptimizer] = []
+        self.before_update: Callable[[Optimizer], None] = _nothing
+        self.after_update: Callable[[Optimizer], None] = _nothing
+        """What precedes and follows an update by an optimizer that a module got from `self.optimizers()`."""
+        self.gradient_clip_val: float | None = None
         self.schedulers: list[Any] = []
         self.lr_scheduler_configs: list[Any] = []
         self.callback_metrics: dict[str, Tensor] = {}
@@ -99,6 +109,12 @@ class TrainerView:
             self.check_val_every_n_epoch = 1 if is_inside and self.num_training_batches % cadence.count == 0 else None
         self.default_root_dir = os.path.realpath(folder or ".")
 
+    def wrap(self, optimizers: Sequence[Optimizer]) -> list[LightningOptimizer]:
+        """Optimizers as a module gets them, the same objects every time."""
+        if [wrapped.optimizer for wrapped in self._wrapped] != list(optimizers):
+            self._wrapped = [LightningOptimizer(optimizer, self) for optimizer in optimizers]
+        return list(self._wrapped)
+
     def begin_epoch(self) -> None:
         """The next step belongs to a new epoch."""
         self._ahead = True
@@ -113,7 +129,7 @@ class TrainerView:
 
     @property
     def _step(self) -> int:
-        return self._progress.step if self._finished is None else self._finished
+        return self.progress.step if self._finished is None else self._finished
 
     @property
     def current_epoch(self) -> int:
@@ -128,7 +144,7 @@ class TrainerView:
     def global_step(self) -> int:
         """Finished optimizer steps."""
         self.read.add("global_step")
-        return self._step if self.updates is None else self.updates()
+        return self._step - self.progress.skipped if self.updates is None else self.updates()
 
     @property
     def is_last_batch(self) -> bool:
@@ -166,11 +182,11 @@ class TrainerView:
     @property
     def should_stop(self) -> bool:
         """Whether somebody, on this rank, has asked training to end after the running batch."""
-        return self._progress.should_stop
+        return self.progress.should_stop
 
     @should_stop.setter
     def should_stop(self, wanted: bool) -> None:
-        self._progress.should_stop = bool(wanted)
+        self.progress.should_stop = bool(wanted)
 
     @property
     def may_end(self) -> bool:
@@ -222,7 +238,7 @@ class TrainerView:
         progress = SimpleNamespace(is_last_batch=self.is_last_batch)
         epoch_loop = SimpleNamespace(
             _batches_that_stepped=self._step, batch_progress=progress, global_step=self.global_step,
-            val_loop=SimpleNamespace(_has_run=self._progress.evaluated_at > 0),
+            val_loop=SimpleNamespace(_has_run=self.progress.evaluated_at > 0),
         )  # fmt: skip
         return SimpleNamespace(
             epoch_loop=epoch_loop, max_epochs=self.max_epochs, max_batches=self.num_training_batches,

@@ -144,8 +144,10 @@ class ModuleSnapshot:
 
     def _special(self, value: Any, name: str) -> Any:
         """The structure of an object: its state where it can save itself, or its fields where they are the user's."""
-        if id(value) in self._known:
-            return {"registered": self._known[id(value)]}
+        wrapped = getattr(value, "__dict__", {}).get("_optimizer")  # as self.optimizers() gives it to a module
+        for each in (value, wrapped):
+            if id(each) in self._known:
+                return {"registered": self._known[id(each)]}
         if isinstance(value, Tensor | np.ndarray | np.generic | dict | list | tuple | set | frozenset):
             return None
         get = next((get for kind, (get, _) in _GENERATORS.items() if isinstance(value, kind)), None)

@@ -23,6 +23,16 @@ class Progress:
     seconds: float = 0.0
     values: dict[str, float] = field(default_factory=dict)
     """The metrics of the last evaluation."""
+    skipped: int = 0
+    """Steps that were left out, because a hook has skipped the rest of an epoch."""
+    skipped_to: int = 0
+    """The end of the last epoch of which some were left out."""
+
+    def skip_epoch(self, step: int, steps_per_epoch: int) -> int:
+        """Leave out what is left of an epoch from a step on; returns where the next one begins."""
+        self.skipped_to = (step // steps_per_epoch + 1) * steps_per_epoch
+        self.skipped += self.skipped_to - step
+        return self.skipped_to
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """All of it."""

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from isoscale.errors import UserError
 
@@ -240,8 +241,15 @@ def copy_weights(module: nn.Module, tensors: Mapping[str, Tensor], exclude: froz
 
 
 def load_weights(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the weights of a checkpoint into its module, whose buffers may have changed their shapes in training."""
+    """Copy the weights of a checkpoint into its module, whose buffers may have changed their shapes in training.
+
+    Lazy modules take the shapes of what was saved.
+    """
     for path, owner in module.named_modules():
+        for key, tensor in (*owner._parameters.items(), *owner._buffers.items()):
+            saved = tensors.get(f"{path}.{key}" if path else key)
+            if isinstance(tensor, UninitializedParameter | UninitializedBuffer) and saved is not None:
+                tensor.materialize(saved.shape)
         for key, buffer in owner._buffers.items():
             saved = tensors.get(f"{path}.{key}" if path else key)
             is_same = buffer is not None and saved is not None and buffer.shape == saved.shape

@@ -15,6 +15,7 @@ from isoscale.engine.lightning import hooks
 from isoscale.engine.lightning import manual_optimization as manual
 from isoscale.engine.lightning.batch_hooks import AroundBatch, compiled, wrapped
 from isoscale.engine.lightning.callbacks import BETWEEN_PARTS, defines
+from isoscale.engine.lightning.closure_step import ClosureStep, why_closure
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.settings import Decisions, Settings
@@ -47,6 +48,8 @@ class ProgramMaker:
 
     def __post_init__(self) -> None:
         """What every program needs."""
+        self._skipped: int | None = None
+        """The first step that was skipped, of which has been told."""
         self._reseed = self.parts.reseed
         task, configured = self.parts.task, self.parts.configured
         plan, own = self.parts.train.plan, self.reducer.ranks
@@ -115,16 +118,16 @@ class ProgramMaker:
     def _manual(self) -> ManualProgram:
         parts, plan = self.parts, self.parts.train.plan
         manual.check(plan, self.settings.train, parts.precision)
-        hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers)
         rate = None if parts.configured else parts.rate
         recorder = parts.train_context.recorder
         shared = manual.SharedUpdates(self.reducer.ranks, plan, recorder, self.optimizers, parts.task)
+        hooks.count_updates(parts.task, self.view, parts.configured, self.optimizers, shared.average)
         parts.extra.share = lambda: shared.weight
         parts.undo.callback(shared.close)
         return ManualProgram(
             self.forward, parts.random, self._reseed, parts.train.feed, plan,
             manual.before(rate, self.optimizers, self._before_fetch, shared),
-            manual.after(recorder, plan, parts.ema, self._after_step, shared),
+            manual.after(recorder, plan, parts.ema, self._after_step, shared), self._skip_epoch,
         )  # fmt: skip
 
     def _eager(self) -> EagerProgram:
@@ -137,7 +140,7 @@ class ProgramMaker:
         time = torch.zeros((), dtype=torch.int64, device=self.parts.accelerator.device) if is_compiled else None
         return EagerProgram(
             self.parts.step, train.feed, train.plan, self._inputs, count, self._after_step, fetched, time,
-            self._first_step,
+            self._first_step, self._skip_epoch,
         )  # fmt: skip
 
     def _first_step(self, run: Callable[[], Any], look: Callable[[], Any]) -> None:
@@ -185,7 +188,6 @@ class ProgramMaker:
     def _cannot_capture(self) -> str | None:
         parts = self.parts
         assert parts.step is not None
-        names = [name for name in hooks.of_updates(parts.task) if name in hooks.ON_HOST]
         if not parts.accelerator.can_capture:
             return f"{parts.accelerator.kind} devices cannot capture steps"
         ranks = self.reducer.ranks
@@ -194,8 +196,9 @@ class ProgramMaker:
         around = self.forward.compute
         if not ranks.alone and (self._reads or (isinstance(around, AroundBatch) and around.has_ends)):
             return "batches are read, or seen by hooks, on the host of each rank by itself"
-        if names:
-            return f"the task's hook {names[0]} runs on the host: {hooks.ON_HOST[names[0]]}"
+        by_host = why_closure(parts.task, self.optimizers)
+        if by_host is not None:
+            return by_host
         seen = [(each, name) for each in self.view.callbacks for name in BETWEEN_PARTS if defines(each, name)]
         if seen:
             return f"{seen[0][1]} of the callback {type(seen[0][0]).__name__} is called on the host inside of a step"
@@ -222,7 +225,8 @@ class ProgramMaker:
             parts.registry.register("scaler", ScalerState(scaler, parts.accelerator.device))
         plan = parts.train.plan
         hooks.check(parts.task, plan.num_micro * plan.num_shards, parts.precision.needs_scaler)
-        make = hooks.HookedStep if hooks.of_updates(parts.task) else Step
+        driven = why_closure(parts.task, self.optimizers) is not None
+        make = ClosureStep if driven else hooks.HookedStep if hooks.of_updates(parts.task) else Step
         step = make(
             self.forward, self.optimizers, self.reducer, parts.train_context.recorder, parts.random,
             self.settings.train.clip, parts.ema, scaler, self._reseed, not self._own_lr, plan.size,
@@ -233,7 +237,33 @@ class ProgramMaker:
         if policy != "stop" and scaler is not None:
             raise UserError(f"train.nan is {policy}, but fp16 skips steps in its own way; use train.precision=bf16")
         step.nan_guard.choose(policy if policy != "rollback" else "stop")
+        step.on_skip = self._tell_skipped
+        if isinstance(step, ClosureStep):
+            step.drive(self.view)
         return step
+
+    def _skip_epoch(self, step: int) -> int:
+        """Skip the rest of an epoch; as under Lightning, schedulers that count steps count the one that was begun."""
+        plan, ranks, task = self.parts.train.plan, self.reducer.ranks, self.parts.task
+        if not ranks.alone:
+            raise UserError(
+                f"on_train_batch_start of {type(task).__name__} returned -1 on {ranks.name(ranks.rank)}, to skip the "
+                "rest of an epoch: others would wait for its gradients. Use train.limit_train_batches, or one rank"
+            )
+        self.parts.train_context.flush(plan.size(step))
+        if self.parts.configured is not None:
+            self.parts.configured.after_step(step + 1)
+        end = self.view.progress.skip_epoch(step, plan.steps_per_epoch)
+        self.view.finish(end)
+        return end
+
+    def _tell_skipped(self, number: int) -> None:
+        if self._skipped is None:
+            self._skipped = number
+            self.say(
+                f"training_step returned None at step {number + 1}: no update is made there, as under Lightning; if "
+                "this is not meant, let it return its loss"
+            )
 
     def _before_fetch(self, step: int) -> None:
         """Seed by the step what a task may draw from on the host: torch, numpy, random; samples have their own."""

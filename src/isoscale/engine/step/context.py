@@ -19,6 +19,7 @@ from isoscale.errors import UserError
 from isoscale.parallel.collectives import Ranks
 
 METHODS = {"train": "training_step", "val": "validation_step", "test": "test_step", "predict": "predict_step"}
+_STAGES = {"val": "validation", "test": "test", "predict": "predict"}
 _OWN_STAGE = ("train", "val", "test")
 
 
@@ -81,7 +82,7 @@ class StepContext:
         """Send what the task logs here. An evaluation puts it into eval mode; in training, modes are the user's."""
         if self.name != "train" and not self._modes:
             self._modes = [(module, module.training) for module in self.task.modules()]
-            self.task.eval()
+            self._call_mode_hook("eval", self.task.eval)
         view = vars(self.task).get("_trainer")
         if view is not None:
             view.stage = self.name
@@ -104,8 +105,18 @@ class StepContext:
         for name in ("log", "log_dict", "in_stored_units"):
             self.task.__dict__.pop(name, None)
         modes, self._modes = self._modes, []
-        for module, mode in modes:
-            module.training = mode
+
+        def put_back() -> None:
+            for module, mode in modes:
+                module.training = mode
+
+        if modes:
+            self._call_mode_hook("train", put_back)
+
+    def _call_mode_hook(self, mode: str, otherwise: Callable[[], Any]) -> None:
+        """Let the task set modes itself (`on_validation_model_eval`, say), where it defines how."""
+        name = f"on_{_STAGES[self.name]}_model_{mode}"
+        (getattr(self.task, name) if overrides(self.task, name) else otherwise)()
 
     def log(
         self,

@@ -19,7 +19,7 @@ from torch import Tensor
 from isoscale.data.batches import Plan, copy_batch, map_tensors
 from isoscale.data.feeds.feed import Feed, Part, Slot
 from isoscale.engine.diagnose.profile import Marks, Profile
-from isoscale.engine.lightning.batch_hooks import AroundBatch
+from isoscale.engine.lightning.batch_hooks import AroundBatch, SkipEpoch
 from isoscale.engine.lightning.hooks import AfterStep
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.metrics import torchmetrics as metrics
@@ -54,6 +54,7 @@ LONG_STEP = 1e-3
 CAPTURE_SECONDS = 0.25
 """For which the host may be busy to capture a launch of several steps, and again to prove it."""
 NUM_TIMED = 3
+_SKIPS = "training_step returns None for some batches, to skip them, which a replay would not decide anew"
 
 
 class CaptureRefused(UserError):
@@ -179,9 +180,12 @@ class GraphedProgram:
             if interrupted():
                 return number
             count = self._count if stop - number >= self._count else 1
-            self._launch(number, count)
+            try:
+                self._launch(number, count)
+            except SkipEpoch:
+                return self._eager.skip_from(number)
             number += count
-        return stop
+        return number
 
     def _drop_outdated(self) -> None:
         """Capture anew where somebody has changed the task or its optimizer since: a replay would not know."""
@@ -211,6 +215,8 @@ class GraphedProgram:
         end = min(stop, start + NUM_WARMUP - self._warm)
         before = _host_generators()
         done = self._eager.run(start, end, interrupted)
+        if done > end:  # the rest of the epoch is skipped
+            return done
         self._warm += done - start
         if not self._reads:
             self._met.update(self._plan.kind(number) for number in range(start, done))
@@ -231,6 +237,8 @@ class GraphedProgram:
             reason = "the task logs torchmetrics objects that it does not update in place"
         if any(gradient.is_sparse for gradient in self._step.gradients):
             reason = "gradients are sparse, and what an update makes of them has another size in every step"
+        if self._step.num_skipped:
+            reason = _SKIPS
         reason = self._agreed(reason)
         if reason is not None:
             self._refuse(reason)
@@ -284,7 +292,7 @@ class GraphedProgram:
 
     def _run_eagerly(self, number: int, count: int, shards: list[list[Part]] | None) -> None:
         if shards is None:
-            self._eager.run(number, number + count, lambda: False)
+            self._eager.run_all(number, number + count, lambda: False)
         else:
             self._eager.run_on(shards, number)
             self._eager.finish(number)
@@ -332,6 +340,8 @@ class GraphedProgram:
         if any(listeners(optimizer) for optimizer in self._step.optimizers):
             return "somebody has put hooks on the steps of the optimizer, which run on the host"
         read = self.view.read
+        if self._step.num_skipped:
+            return _SKIPS
         if "global_step" in read:
             return "training_step reads self.global_step, which a replay would not see changing"
         if "batch_idx" in read:
@@ -449,14 +459,18 @@ class GraphedProgram:
         used = self._inputs.record(number, count)
         before = self._snapshot()
         began = time.perf_counter()
-        if count == 1:
-            self._eager.run_on(self._eager.fetch(number) if shards is None else shards, number)
-        else:
-            self._eager.run(number, number + count, lambda: False)
+        try:
+            if count == 1:
+                self._eager.run_on(self._eager.fetch(number) if shards is None else shards, number)
+            else:
+                self._eager.run_all(number, number + count, lambda: False)
+        except SkipEpoch:
+            used()
+            raise
         torch.cuda.synchronize()
         eager_seconds = (time.perf_counter() - began) / count
         rows = used()
-        replaced = self._agreed(before.replaced(self._registry))
+        replaced = self._agreed(before.replaced(self._registry) or (_SKIPS if self._step.num_skipped else None))
         if replaced or (self._around is not None and self._outdated() is not None):  # by the hook at its start, say
             if count == 1:
                 self._eager.finish(number)

@@ -11,6 +11,7 @@ from isoscale.data.batches import Plan
 from isoscale.data.feeds.feed import Feed, Part
 from isoscale.engine.config import LossWeight
 from isoscale.engine.diagnose.profile import Profile
+from isoscale.engine.lightning.batch_hooks import SkipEpoch
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.optim.schedules import LearningRate, loss_weight
 from isoscale.engine.step.step import Step
@@ -110,14 +111,18 @@ class EagerProgram:
         before_fetch: Callable[[int], None] | None = None,
         time: Tensor | None = None,
         first_step: Callable[[Callable[[], Any], Callable[[], Any]], None] | None = None,
+        skip_epoch: Callable[[int], int] | None = None,
     ) -> None:
         """Looks for interruptions every `steps_per_launch` steps; `after_step` is told the number of finished steps.
 
         `before_fetch` is told the number of the step whose samples are read next. `time` is a tensor to keep the step
         number in: a compiled step would be compiled anew for every plain number. `first_step` makes the first step
-        that is handed to it, beside its forward pass alone.
+        that is handed to it, beside its forward pass alone. `skip_epoch` is told at which step a hook has skipped the
+        rest of an epoch, and says where to go on.
         """
+        self._skip_epoch = skip_epoch
         self._first_step = first_step
+        self._begun = 0
         self.profile: Profile | None = None
         self._time = time
         self.fetch = feed.parts if before_fetch is None else _told(before_fetch, feed.parts)
@@ -130,7 +135,21 @@ class EagerProgram:
         self._steps_per_launch = steps_per_launch
 
     def run(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
-        """Run steps one by one."""
+        """Run steps one by one; returns a step beyond `stop` where the rest of an epoch is skipped."""
+        try:
+            return self.run_all(start, stop, interrupted)
+        except SkipEpoch:
+            return self.skip_from(self._begun)
+
+    def skip_from(self, number: int) -> int:
+        """Skip the rest of the epoch from a step on that was begun; returns where the next one begins."""
+        assert self._skip_epoch is not None
+        recorder = self.step.recorder
+        recorder.end_shards(recorder.fresh())  # which the step may have begun
+        return self._skip_epoch(number)
+
+    def run_all(self, start: int, stop: int, interrupted: Callable[[], bool]) -> int:
+        """The same, but whoever calls it hears of a SkipEpoch."""
         rates = self._inputs.rates(start, stop - start)
         rows = self._inputs.weight_rows(start, stop - start) if self._inputs.weights else None
         for offset, number in enumerate(range(start, stop)):
@@ -162,6 +181,7 @@ class EagerProgram:
         return self._inputs.named(self._inputs.weight_rows(number, 1)[0]) if self._inputs.weights else {}
 
     def _issue(self, shards: list[list[Part]], number: int, rate: Any, weights: dict[str, Tensor]) -> None:
+        self._begun = number
         time = number if self._time is None else self._time.fill_(number)
         batch_idx = number % self._plan.steps_per_epoch
         if self._first_step is None:
@@ -196,8 +216,13 @@ class ManualProgram:
         plan: Plan,
         before_step: Callable[[int], None],
         after_step: Callable[[int, Any], None],
+        skip_epoch: Callable[[int], int],
     ) -> None:
-        """Run `forward` on whole batches; `after_step` is told the number of finished steps, and what it returned."""
+        """Run `forward` on whole batches; `after_step` is told the number of finished steps, and what it returned.
+
+        `skip_epoch` is told at which step a hook has skipped the rest of an epoch, and says where to go on.
+        """
+        self._skip_epoch = skip_epoch
         self.profile: Profile | None = None
         self._before_step = before_step
         self._after_step = after_step
@@ -218,7 +243,11 @@ class ManualProgram:
             part = next(part for shard in self._feed.parts(number) for part in shard)
             self._reseed(number, 0)
             self._random.step, self._random.samples = number, part.samples
-            self._after_step(number + 1, self._forward(part, number % self._plan.steps_per_epoch))
+            try:
+                output = self._forward(part, number % self._plan.steps_per_epoch)
+            except SkipEpoch:
+                return self._skip_epoch(number)
+            self._after_step(number + 1, output)
             if self.profile is not None:
                 self.profile("step")  # the task computes, differentiates and updates as it likes
         return stop

@@ -187,6 +187,10 @@ class Step:
         self._size = 1
         self.reaches = False
         """Whether a loss so far had a gradient for one of the parameters that the optimizers have."""
+        self.num_skipped = 0
+        """Times that `training_step` returned None: there was nothing to train on."""
+        self.on_skip: Callable[[int], None] = lambda number: None
+        """Told the number of a step that was skipped."""
         self._steps: list[Callable[[], Any]] = [self.own_update] if self.own_update is not None else [
             plain_step(optimizer) if self.plain else optimizer.step for optimizer in self.optimizers
         ]  # fmt: skip
@@ -200,27 +204,14 @@ class Step:
         `lr` is a number or a tensor. Where the task sets its own it is None, and inside a capture the row of numbers
         that its optimizer takes. `time` is the step number as randomness sees it: a tensor inside a capture.
         """
-        if self.own_update is not None:
-            self.own_update.row = lr
-        elif lr is not None:
-            for optimizer in self.optimizers:
-                set_lr(optimizer, lr)
+        self._begin(number, lr, time)
         for parameter in self.parameters:
             parameter.grad = None
-        self.random.step = time
-        self._size = self.size_of(number)
         unguarded = self.nan_guard.policy == "stop"
         if not unguarded:
             floating = [buffer for buffer in self.forward.task.buffers() if buffer.is_floating_point()]
             self.nan_guard.begin(floating, self.average.tensors if self.average else ())
-        if self.overlap is not None:
-            self._overlapped(self.overlap, shards, number, batch_idx, weights)
-        elif unguarded and self.reducer.ranks.alone and len(shards) == 1 and len(shards[0]) == 1:
-            self._at_once(shards[0][0], number, batch_idx, weights)
-        else:
-            self._in_parts(shards, number, batch_idx, weights)
-        if not self.reaches:
-            self.reaches = any(each.grad is not None for each in optimised(self.optimizers))
+        self._compute(shards, number, batch_idx, weights)
         if self.reseed is None:  # inside a capture, where the host's time does not count
             with Spread():
                 self._update()
@@ -232,12 +223,38 @@ class Step:
             self.nan_guard.end()
         self.mark("optimizer")
 
+    def _begin(self, number: int, lr: Any, time: Any) -> None:
+        """Take what changes from step to step."""
+        if self.own_update is not None:
+            self.own_update.row = lr
+        elif lr is not None:
+            for optimizer in self.optimizers:
+                set_lr(optimizer, lr)
+        self.random.step = time
+        self._size = self.size_of(number)
+
+    def _compute(self, shards: Shards, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
+        """Give the parameters the gradients of a batch."""
+        if self.overlap is not None:
+            self._overlapped(self.overlap, shards, number, batch_idx, weights)
+        elif self._is_whole(shards):
+            self._at_once(shards[0][0], number, batch_idx, weights)
+        else:
+            self._in_parts(shards, number, batch_idx, weights)
+        if not self.reaches:
+            self.reaches = any(each.grad is not None for each in optimised(self.optimizers))
+
+    def _is_whole(self, shards: Shards) -> bool:
+        """Whether the batch is computed at once, by one rank."""
+        is_one = self.reducer.ranks.alone and len(shards) == 1 and len(shards[0]) == 1
+        return is_one and self.nan_guard.policy == "stop" and self.overlap is None
+
     def look(self, shards: Shards, number: int, batch_idx: int, time: Any) -> None:
         """The forward pass of one part alone, to see what it does."""
         self.random.step = time
         part = next((part for shard in shards for part in shard), None)
         if part is not None:
-            self.terms(part, number, 0, batch_idx, {})
+            self.terms(part, number, 0, batch_idx, {}, may_skip=True)
 
     def notice_listeners(self) -> None:
         """Let hooks be called that somebody has put on an optimizer since the step was made."""
@@ -258,7 +275,11 @@ class Step:
 
     def _at_once(self, part: Part, number: int, batch_idx: int, weights: Mapping[str, Tensor]) -> None:
         """The whole batch in one backward pass, which costs no more than a loop written by hand."""
-        terms = self.terms(part, number, 0, batch_idx, weights)
+        terms = self.terms(part, number, 0, batch_idx, weights, may_skip=True)
+        if not terms:
+            self.num_skipped += 1
+            self.on_skip(number)
+            return
         means = [pair.mean * weights[name] if name in weights else pair.mean for name, pair in terms.items()]
         loss = means[0] if len(means) == 1 else torch.stack(means).sum()
         if "loss" not in terms:
@@ -333,7 +354,7 @@ class Step:
                 count += part.samples.shape[0]
                 trainable = self._trainable(trainable)
                 with hooks_put_off(trainable):
-                    _add_part(trainable, self.groups(terms, weights), sums, totals, used, sparse)
+                    _add_part(trainable, self.groups(terms, weights), sums, totals, used, sparse, self.gradients_of)
                 self.mark("backward")
             first, num_groups, names = num_groups == 0, len(sums), list(terms)
             statistics = self._statistics()
@@ -469,12 +490,22 @@ class Step:
         """From sums to means."""
         _divide(self.gradients, weight)
 
-    def terms(self, part: Part, number: int, index: int, batch_idx: int, weights: Mapping[str, Tensor]) -> Terms:
-        """The terms of the loss of a part, recorded; `index` is its number among all parts of the batch."""
+    def terms(
+        self, part: Part, number: int, index: int, batch_idx: int, weights: Mapping[str, Tensor], may_skip: bool = False
+    ) -> Terms:
+        """The terms of the loss of a part, recorded; `index` is its number among all parts of the batch.
+
+        Where a whole batch is computed at once, `training_step` may skip it: it returns None, and there are no terms.
+        """
         if self.reseed is not None:
             self.reseed(number, index)
         self.random.samples = part.samples
-        terms = loss_terms(self.forward(part, batch_idx), Samples(part.samples.shape[0]))
+        output = self.forward(part, batch_idx)
+        if output is None:
+            if may_skip:
+                return {}
+            raise UserError(_SKIPPED_IN_PARTS)
+        terms = loss_terms(output, Samples(part.samples.shape[0]))
         check_weights(terms, weights)
         for name, pair in terms.items():
             self.recorder.add(name, pair)
@@ -494,38 +525,55 @@ class Step:
 
     def _update(self) -> None:
         """Check, clip and apply the gradients."""
-        if self.scaler is None:
-            self.nan_guard.check(self.gradients)
-        elif self.clip is not None:
+        if self.scaler is not None and self.clip is not None and self.gradients:
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
-        if self.clip is not None:
-            if any(gradient.is_sparse for gradient in self.gradients):
-                raise UserError(
-                    "train.clip needs dense gradients, and torch has no norm of sparse ones: use sparse=False"
-                )
-            nn.utils.clip_grad_norm_(self.parameters, self.clip, error_if_nonfinite=False, foreach=True)
+        self._check_and_clip()
         if self.scaler is None:
             for step in self._steps:
                 step()
-        else:
+        elif self.gradients:
             for optimizer in self.optimizers:
                 self.scaler.step(optimizer)
             self.scaler.update()
         if self.average is not None:
             self.average.update()
 
+    def _check_and_clip(self) -> None:
+        gradients = self.gradients
+        if self.scaler is None and gradients:
+            self.nan_guard.check(gradients)
+        if self.clip is not None:
+            if any(gradient.is_sparse for gradient in gradients):
+                raise UserError(
+                    "train.clip needs dense gradients, and torch has no norm of sparse ones: use sparse=False"
+                )
+            nn.utils.clip_grad_norm_(self.parameters, self.clip, error_if_nonfinite=False, foreach=True)
 
+    def gradients_of(
+        self, total: Tensor, weight: Any, parameters: Sequence[Tensor], retain_graph: bool
+    ) -> Sequence[Tensor | None]:
+        """The gradients of a weighted sum; None where it does not depend on a parameter."""
+        return torch.autograd.grad(total, parameters, retain_graph=retain_graph, allow_unused=True)
+
+
+_SKIPPED_IN_PARTS = (
+    "training_step returned None, by which a step is skipped; where a batch is shared by several ranks or computed in "
+    "parts (train.accumulate, parallel.reduce=tree, train.nan), others would wait for its gradients. Return a loss "
+    "that weighs nothing instead: 0.0 * self(inputs).sum(), say"
+)
 _UNTRAINABLE = (
     "nothing in the loss requires a gradient: all parameters are frozen, or training_step detaches its result or "
     "computes it under torch.no_grad()"
 )
+_AFTER_GRADIENT = "_post_accumulate_grad_hooks"
 
 
 @contextmanager
 def hooks_put_off(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Do not call hooks on the gradients of parameters for what are only parts of a sum."""
-    kept = [(each._backward_hooks, dict(each._backward_hooks)) for each in parameters if each._backward_hooks]
+    found = [getattr(each, name, None) for each in parameters for name in ("_backward_hooks", _AFTER_GRADIENT)]
+    kept = [(hooks, dict(hooks)) for hooks in found if hooks]
     for hooks, _ in kept:
         hooks.clear()
     try:
@@ -544,20 +592,20 @@ def call_hooks(parameters: Sequence[nn.Parameter]) -> None:
         for hook in list((parameter._backward_hooks or {}).values()):
             changed = hook(parameter.grad)
             parameter.grad = parameter.grad if changed is None else in_format_of(parameter, changed)
-        for hook in list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()):
+        for hook in list((getattr(parameter, _AFTER_GRADIENT, None) or {}).values()):
             hook(parameter)
 
 
 def _add_part(
     parameters: list[nn.Parameter], groups: list[tuple[Tensor, Any]], sums: list[list[Tensor]], totals: list[Tensor],
-    used: set[int], sparse: set[int],
+    used: set[int], sparse: set[int], gradients_of: Callable[..., Sequence[Tensor | None]],
 ) -> None:  # fmt: skip
     """Add the gradients and weights of a part to those of its shard; notes which parameters have what gradient."""
     for index, (total, weight) in enumerate(groups):
         if not total.requires_grad:
             raise UserError(_UNTRAINABLE)
         last = index == len(groups) - 1
-        found = torch.autograd.grad(total, parameters, retain_graph=not last, allow_unused=True)
+        found = gradients_of(total, weight, parameters, not last)
         used |= {number for number, gradient in enumerate(found) if gradient is not None}
         sparse |= {number for number, gradient in enumerate(found) if gradient is not None and gradient.is_sparse}
         gradients = [
