@@ -188,6 +188,7 @@ def assemble(
     context = StepContext("train", task, Recorder(found.device))
     context.enter()
     lightning.attach(task, view, train.loaded)
+    context.enter()  # again: the task has its trainer now
     if lightning.adds_modules(task):
         place(task, found, precision, settings.parallel.reduce == "tree", say)
     lazy = [name for name, parameter in task.named_parameters() if is_lazy(parameter)]
@@ -216,7 +217,7 @@ def assemble(
     if states.unsaved():
         say(f"checkpoints do not hold {', '.join(states.unsaved())}: after a restart it is as its constructor makes it")
     for name, part in (("model", ModuleState(task)), ("extra", extra), ("configured", configured),
-                       ("optimizer", states), ("recorder", context.recorder),
+                       ("optimizer", states), ("recorder", context),
                        ("metrics", metrics), ("schedule", rate), ("average", average)):  # fmt: skip
         if part is not None:
             registry.register(name, part)

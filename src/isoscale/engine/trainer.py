@@ -20,7 +20,6 @@ from isoscale.engine.diagnose.memory import explained
 from isoscale.engine.diagnose.profile import Profile, timed
 from isoscale.engine.evaluation import Evaluations, call_hook
 from isoscale.engine.figures import FigureWriter
-from isoscale.engine.lightning import module as lightning
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.metrics.monitors import BestTracker, EarlyStopping
 from isoscale.engine.metrics.windows import Journal
@@ -129,7 +128,6 @@ class Trainer:
         """Take over the state of a checkpoint: now, or when the hooks of a start have run, whose doing it overrules."""
         if not any(overrides(self.parts.task, name) for name in _START_HOOKS):
             self.parts.registry.load(*state)
-            lightning.remember(self.parts.task, self.progress.values)
             return
         self._saved = state
         self.parts.registry.load_some(("progress", "transforms"), *state)
@@ -183,7 +181,6 @@ class Trainer:
         self._check_optimised()
         self.parts.train_context.forget()
         self.parts.registry.load(*self._saved)
-        lightning.remember(self.parts.task, self.progress.values)
 
     def _prepare_training(self) -> None:
         prepare_training = getattr(self.parts.task, "prepare_training", None)
@@ -313,15 +310,16 @@ class Trainer:
         """Means of the epoch, evaluation, and all who watch them; whether this is the best so far."""
         progress = self.progress
         values = self.evaluations.validate(self.val) if due.evaluate and self.val is not None else {}
-        watched = values if due.steers else {}
+        watched, hidden = values if due.steers else {}, self.evaluations.hidden
         epoch = (progress.step - 1) // self.train.plan.steps_per_epoch
         if due.epoch_end:
             if overrides(self.parts.task, "on_train_epoch_end"):
-                lightning.remember(self.parts.task, self.journal.epoch_so_far())
+                self.journal.show_epoch()
                 call_hook(self.parts.task, "on_train_epoch_end")
-                self.parts.train_context.flush_together(self.train.plan.batch_size, self.ranks)
+                self.parts.train_context.flush_together(self.train.plan.batch_size, self.ranks, agree=True)
             of_epoch = self.journal.end_epoch(epoch, self.train.plan.steps_per_epoch)
-            values, watched = {**of_epoch, **values}, {**of_epoch, **watched}
+            values, watched = {**of_epoch.values, **values}, {**of_epoch.values, **watched}
+            hidden |= of_epoch.hidden
             if self.parts.configured:
                 self.parts.configured.after_epoch(epoch + 1, values)
         checks.tell_not_finite(values, progress.step, self.observers)
@@ -336,7 +334,8 @@ class Trainer:
             self.observers.note(f"the learning rate drops to {self.parts.rate(progress.step):g}")
         progress.values, progress.evaluated_at = {**progress.values, **values}, progress.step
         seconds = self._count_seconds()
-        logged = {**values, "time/seconds": progress.seconds}
+        logged = {name: value for name, value in values.items() if name not in hidden}
+        logged["time/seconds"] = progress.seconds
         self.observers.notify(EpochEnded(progress.step, epoch, logged, seconds, best))
         if due.evaluate and self.val is not None:
             self.figures.evaluated(progress.step, epoch, self.val, self.evaluations.loss_weights)

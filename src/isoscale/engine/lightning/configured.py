@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from isoscale.engine.lightning.module import remember
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.errors import UserError
 
@@ -88,7 +87,6 @@ class Configured:
 
     def after_epoch(self, epoch: int, values: dict[str, float]) -> None:
         """Move the schedulers that count epochs; plateau ones by the metric they watch."""
-        remember(self._task, values)
         for entry in self.schedulers if self._automatic else []:
             if entry["interval"] != "epoch" or epoch % entry["frequency"]:
                 continue

@@ -5,14 +5,14 @@ A module finds what it expects: `self.log`, `self.trainer` with the common attri
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from isoscale.engine.lightning.loaders import LoadedData, prepare_data
+from isoscale.engine.lightning.log_options import NAMED_HOOKS, name_hooks
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.errors import UserError
@@ -84,6 +84,7 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None) -> None:
     _set(task, "print", print if view.is_global_zero else _say_nothing)
     _set(task, "on_train_start", _after(lambda: setattr(view, "sanity_checking", False), task.on_train_start))
     _set(task, "on_train_epoch_start", _after(view.begin_epoch, task.on_train_epoch_start))
+    name_hooks(task, view)
     if loaded is None or loaded.owner is not task:
         prepare_data(task, view.ranks)
         task.setup("fit")
@@ -104,27 +105,13 @@ def detach(task: Any) -> None:
     loaded = task.__dict__.get("_loaded_data")
     attached = task.__dict__.get("_trainer") is not None
     _untoggle(task)
-    for name in _ATTACHED:
+    for name in (*_ATTACHED, *NAMED_HOOKS):
         task.__dict__.pop(name, None)
     if attached:
         task._trainer = None
         task.teardown("fit")
     if loaded is not None:
         loaded.teardown()
-
-
-def remember(task: Any, values: Mapping[str, float]) -> None:
-    """Let a LightningModule find the last metrics in `self.trainer.callback_metrics`."""
-    view = task.__dict__.get("_trainer")
-    if isinstance(view, TrainerView):
-        view.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
-
-
-def forget(task: Any) -> None:
-    """Let a LightningModule find no metrics: those of a rehearsal mean nothing."""
-    view = task.__dict__.get("_trainer")
-    if isinstance(view, TrainerView):
-        view.callback_metrics.clear()
 
 
 def _refuse(task: Any) -> None:

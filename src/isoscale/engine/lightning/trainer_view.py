@@ -1,11 +1,13 @@
 """What a LightningModule and callbacks see as their trainer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from isoscale.engine.lightning.trainer_metrics import TrainerMetrics
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import ALONE, Ranks
 
@@ -38,7 +40,9 @@ class TrainerView:
         self.max_epochs = -(-num_steps // steps_per_epoch)
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[Any] = []
-        self.callback_metrics: dict[str, Tensor] = {}
+        self.metrics = TrainerMetrics()
+        self.hook: str | None = None
+        """The hook that is running, where one is: `self.log` means something else in each."""
         self.lightning_module: Any = None
         self.updates: Callable[[], int] | None = None
         """Counts the updates of manual optimisation, of which a batch may have several."""
@@ -54,6 +58,31 @@ class TrainerView:
     def finish(self, step: int) -> None:
         """So many steps are finished."""
         self._finished, self._ahead = step, False
+        self.metrics.finish_step()
+
+    @contextmanager
+    def in_hook(self, name: str) -> Iterator[None]:
+        """While a hook of the module or of a callback runs: what is logged meanwhile is logged in that hook."""
+        before, self.hook = self.hook, name
+        try:
+            yield
+        finally:
+            self.hook = before
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """The newest value of everything logged, as callbacks get it."""
+        return self.metrics.callback
+
+    @property
+    def logged_metrics(self) -> dict[str, Tensor]:
+        """The newest values as loggers get them."""
+        return self.metrics.logged
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """The newest values of what was logged with `prog_bar=True`."""
+        return self.metrics.progress_bar
 
     @property
     def _step(self) -> int:
