@@ -19,6 +19,7 @@ from isoscale.engine.boundaries import Planner
 from isoscale.engine.config import Cadence, LossWeight, Optimizer, Schedule
 from isoscale.engine.lightning import module as lightning
 from isoscale.engine.lightning.configured import Configured
+from isoscale.engine.lightning.logger import RunLogger, log_hyperparameters
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.metrics.accumulators import Recorder
@@ -98,6 +99,8 @@ def build(
         new_reducer = partial(make_reducer, decided.reduce, num_shards, ranks)
         per_epoch = train.plan.steps_per_epoch
         view = TrainerView(lambda: (progress.step // per_epoch, progress.step), plan.num_steps, per_epoch, ranks)
+        view.logger = logger = RunLogger(observers, view)
+        view.loggers, view.log_dir = [logger], logger.log_dir
         with precision.applied():
             if begin is not None:
                 fit(transforms, train.source, observers.note)
@@ -113,6 +116,7 @@ def build(
                 task, train, settings, decided, plan.num_steps, transforms, view, observers.note,
                 new_reducer(dtype=precision.dtype), undo,
             )  # fmt: skip
+        log_hyperparameters(task, train.loaded, logger)
         if decided.reduce != "tree":
             undo.callback(synchronise(task, ranks))
             _check_share(task, train, decided, ranks)

@@ -21,7 +21,7 @@ from isoscale.engine.diagnose.profile import Profile, timed
 from isoscale.engine.evaluation import Evaluations, call_hook
 from isoscale.engine.figures import FigureWriter
 from isoscale.engine.lightning.overrides import overrides
-from isoscale.engine.metrics.monitors import BestTracker, EarlyStopping
+from isoscale.engine.metrics.monitors import BestTracker, EarlyStopping, with_monitors
 from isoscale.engine.metrics.windows import Journal
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.splits import Split, SplitMaker
@@ -323,10 +323,11 @@ class Trainer:
             if self.parts.configured:
                 self.parts.configured.after_epoch(epoch + 1, values)
         checks.tell_not_finite(values, progress.step, self.observers)
+        watched = with_monitors(watched, self.settings)
         progress.ended = self.early_stopping.watch(watched)
         if progress.ended and self.val is not None:
             last = self.evaluations.finish(self.val)
-            values, watched = {**values, **last}, {**watched, **last}
+            values, watched = {**values, **last}, with_monitors({**watched, **last}, self.settings)
         best = self.best.watch(watched, progress.step)
         if progress.ended:
             self.observers.note(f"{self.settings.train.early_stopping.monitor} stopped improving: training ends here")  # type: ignore[union-attr]
@@ -381,6 +382,7 @@ class Trainer:
         if self.started:
             checks.check_buffers(self._buffers, checks.buffer_names(self.parts.task))
         with self.journal.saving():
+            self.observers.flush()
             state = self.parts.registry.together()
             if self._saver is not None and is_early:
                 self._saver.keep_best(self.progress.step, state)

@@ -1,7 +1,6 @@
 """What `configure_optimizers` returned: optimizers and schedulers, moved when their time comes, saved and restored."""
 
 import math
-from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from isoscale.engine.lightning.overrides import overrides
+from isoscale.engine.metrics.monitors import spelled
 from isoscale.errors import UserError
 
 
@@ -90,7 +90,8 @@ class Configured:
         for entry in self.schedulers if self._automatic else []:
             if entry["interval"] != "epoch" or epoch % entry["frequency"]:
                 continue
-            watched = _watched(values, entry["monitor"]) if entry["reduce_on_plateau"] else None
+            known = spelled(entry["monitor"], values) if entry["reduce_on_plateau"] else None
+            watched = None if known is None else values[known]
             if watched is None and entry["reduce_on_plateau"]:
                 if entry["strict"]:
                     raise UserError(f"the scheduler watches {entry['monitor']!r}, but there is: {', '.join(values)}")
@@ -146,12 +147,6 @@ class Configured:
         for optimizer, groups in zip(self.optimizers, values["groups"], strict=True):
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
                 group.update(_merged(_settings(group), saved))
-
-
-def _watched(values: Mapping[str, float], monitor: str) -> float | None:
-    """A metric by the name that the task gave it, whatever the stage added to it."""
-    names = (monitor, f"{monitor}_epoch", f"val/{monitor}", f"train/{monitor}_epoch")
-    return next((values[name] for name in names if name in values), None)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,7 @@ class TrainerView:
     """Until training begins: what runs before it is a rehearsal of the evaluation."""
     stage = "train"
     """What is at work: train, val, test or predict."""
-    logger = log_dir = datamodule = None
-    loggers: tuple[Any, ...] = ()
+    datamodule = None
 
     def __init__(
         self, where: Callable[[], tuple[int, int]], num_steps: int, steps_per_epoch: int, ranks: Ranks = ALONE
@@ -41,6 +40,10 @@ class TrainerView:
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[Any] = []
         self.metrics = TrainerMetrics()
+        self.is_capturing = False
+        self.logger: Any = None
+        self.loggers: list[Any] = []
+        self.log_dir: str | None = None
         self.hook: str | None = None
         """The hook that is running, where one is: `self.log` means something else in each."""
         self.lightning_module: Any = None
@@ -59,6 +62,15 @@ class TrainerView:
         """So many steps are finished."""
         self._finished, self._ahead = step, False
         self.metrics.finish_step()
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """While a step is captured, its Python code runs once more than it should: what it writes is left out."""
+        self.is_capturing = True
+        try:
+            yield
+        finally:
+            self.is_capturing = False
 
     @contextmanager
     def in_hook(self, name: str) -> Iterator[None]:

@@ -73,6 +73,11 @@ class Recorder:
         else:
             self.counted[slot] += pair.weight
 
+    def count(self, weights: Sequence[float]) -> None:
+        """Count on the host what a replayed step weighs; names that were logged since it was captured have no part."""
+        missing = [0.0] * (len(self.counted) - len(weights))
+        self.counted = [total + more for total, more in zip(self.counted, [*weights, *missing], strict=True)]
+
     def add_extreme(self, name: str, value: Any, word: str) -> None:
         """Keep the largest or smallest value of a name: `word` is max or min."""
         if self._shard is not None:

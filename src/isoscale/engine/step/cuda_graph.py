@@ -298,7 +298,7 @@ class GraphedProgram:
         task = self._step.forward.task
         reads = nullcontext() if self._is_compiled else noted_reads(task)  # compiled code is for one class
         try:
-            with noted_prints(self.view.read), reads as read:
+            with noted_prints(self.view.read), self.view.capturing(), reads as read:
                 self._graphs[key] = self._capture(number, count, shards)
             reason = before.replaced(self._registry) or self._frozen_in(conditions)
             conditions.read = read
@@ -332,6 +332,8 @@ class GraphedProgram:
         if any(listeners(optimizer) for optimizer in self._step.optimizers):
             return "somebody has put hooks on the steps of the optimizer, which run on the host"
         read = self.view.read
+        if "logger" in read:
+            return "training_step writes by self.logger, which a replay would not do again: use self.log(name, tensor)"
         if "global_step" in read:
             return "training_step reads self.global_step, which a replay would not see changing"
         if "batch_idx" in read:
@@ -400,8 +402,7 @@ class GraphedProgram:
         captured.graph.replay()
         if used is not None:
             return
-        recorder = self._step.recorder
-        recorder.counted = [total + more for total, more in zip(recorder.counted, captured.counted, strict=True)]
+        self._step.recorder.count(captured.counted)
         if self._after_step is None:
             self.view.finish(number + count)
             return
