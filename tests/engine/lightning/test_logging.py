@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import isoscale
+from isoscale.engine.step.context import StepContext
 from isoscale.errors import Stopped, UserError
 from isoscale.observe.metric_log import read_metrics
 from tests.engine.lightning.modules import CLASSES, FEATURES, Points
@@ -413,3 +414,29 @@ def test_a_step_that_writes_by_its_logger_is_not_captured(tmp_path: Path) -> Non
     run = fit(WritingInTheStep(), Points(), tmp_path / "run", 2)
     assert "training_step writes by self.logger" in run.record["decided"]["why"]
     assert [step for step, _ in run.history("given")] == [*range(16)]
+
+
+def test_a_run_that_an_earlier_version_began_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def state_of_before(self: StepContext) -> Any:
+        tensors, values = self.recorder.state()
+        return {"buffer": tensors["buffer"]}, values
+
+    fit(Net(), Points(), tmp_path / "straight", None, **{"train.steps": 16})
+    with monkeypatch.context() as patched:
+        patched.setattr(StepContext, "state", state_of_before)
+        fit(Net(), Points(), tmp_path / "run", None, **{"train.steps": 11})
+    run = fit(Net(), Points(), tmp_path / "run", None, **{"train.steps": 16})
+    straight = isoscale.Run(tmp_path / "straight")
+    for name in ("train_loss_epoch", "train_loss_step", "acc", "epoch_only"):
+        assert run.history(name)[-1] == pytest.approx(straight.history(name)[-1]), name
+
+
+class ReadingMetrics(Echo):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) * (1 + len(self.trainer.callback_metrics))
+
+
+@pytest.mark.usefixtures("recorded_graphs")
+def test_a_step_that_reads_metrics_is_not_captured(tmp_path: Path) -> None:
+    run = fit(ReadingMetrics(), Points(), tmp_path / "run", 2)
+    assert "training_step reads the metrics of self.trainer" in run.record["decided"]["why"]

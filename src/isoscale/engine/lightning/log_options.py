@@ -30,7 +30,8 @@ _SILENT = (
     "on_fit_start", "on_fit_end", "on_train_end", "on_validation_end", "on_test_end", "on_predict_start",
     "on_predict_epoch_start", "on_predict_batch_start", "on_predict_batch_end", "on_predict_epoch_end",
     "on_predict_end", "predict_step", "on_after_batch_transfer", "on_before_batch_transfer", "lr_scheduler_step",
-    "on_validation_model_zero_grad", "on_save_checkpoint", "on_load_checkpoint",
+    "on_validation_model_zero_grad", "on_save_checkpoint", "on_load_checkpoint", "setup", "configure_model",
+    "configure_optimizers",
 )  # fmt: skip
 NAMED_HOOKS = (*(name for name in DEFAULTS if not name.endswith("_step") or name == "optimizer_step"), *_SILENT)
 """Hooks during which `self.log` has to know where it is."""

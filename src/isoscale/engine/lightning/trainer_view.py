@@ -84,16 +84,19 @@ class TrainerView:
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
         """The newest value of everything logged, as callbacks get it."""
+        self.read.add("callback_metrics")
         return self.metrics.callback
 
     @property
     def logged_metrics(self) -> dict[str, Tensor]:
         """The newest values as loggers get them."""
+        self.read.add("callback_metrics")
         return self.metrics.logged
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         """The newest values of what was logged with `prog_bar=True`."""
+        self.read.add("callback_metrics")
         return self.metrics.progress_bar
 
     @property

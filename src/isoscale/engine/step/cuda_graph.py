@@ -334,6 +334,8 @@ class GraphedProgram:
         read = self.view.read
         if "logger" in read:
             return "training_step writes by self.logger, which a replay would not do again: use self.log(name, tensor)"
+        if "callback_metrics" in read:
+            return "training_step reads the metrics of self.trainer, which a replay would not see changing"
         if "global_step" in read:
             return "training_step reads self.global_step, which a replay would not see changing"
         if "batch_idx" in read:

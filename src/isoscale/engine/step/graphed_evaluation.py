@@ -118,7 +118,7 @@ class GraphedEvaluation:
             ):  # fmt: skip
                 terms = self._compute(slot.parts(0), WatchedIndex(batch_idx, read))
             changed = conditions.difference(Conditions(task, conditions.epoch))
-            frozen = sorted(read & {"global_step", "batch_idx", "logger", "print"})
+            frozen = sorted(read & {"global_step", "batch_idx", "callback_metrics", "logger", "print"})
             if changed is not None or frozen or places != [tensor.data_ptr() for tensor in self._state()]:
                 self.refused = f"it depends on {changed or (frozen or ['tensors that it replaces'])[0]}"
             more = [after - earlier for after, earlier in zip(recorder.counted, counted, strict=True)]
