@@ -23,6 +23,7 @@ from isoscale.engine.lightning import module as lightning
 from isoscale.engine.lightning.callbacks import CallbackState, chosen
 from isoscale.engine.lightning.closure_step import why_closure
 from isoscale.engine.lightning.configured import Configured
+from isoscale.engine.lightning.logger import RunLogger, log_hyperparameters
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.metrics.accumulators import Recorder
@@ -108,6 +109,8 @@ def build(
         view.describe(settings.observe.every, plan.evaluate, num_val, settings.folder)
         view.saves = saving
         view.precision = decided.precision
+        view.logger = logger = RunLogger(observers, view)
+        view.loggers, view.log_dir = [logger], logger.log_dir
         with precision.applied():
             if begin is not None:
                 fit(transforms, train.source, observers.note)
@@ -123,6 +126,7 @@ def build(
                 task, train, settings, decided, plan.num_steps, transforms, view, observers.note,
                 new_reducer(dtype=precision.dtype), undo,
             )  # fmt: skip
+        log_hyperparameters(task, train.loaded, logger)
         if decided.reduce != "tree":
             undo.callback(synchronise(task, ranks))
             _check_share(task, train, decided, ranks)
@@ -198,6 +202,7 @@ def assemble(
     context = StepContext("train", task, Recorder(found.device))
     context.enter()
     lightning.attach(task, view, train.loaded, chosen(settings.callbacks, task, say))
+    context.enter()  # again: the task has its trainer now
     if lightning.adds_modules(task):
         place(task, found, precision, settings.parallel.reduce == "tree", say)
     materialise(task, Forward(task, context, transforms, precision), train, settings.seed, found)
@@ -222,7 +227,7 @@ def assemble(
     if states.unsaved():
         say(f"checkpoints do not hold {', '.join(states.unsaved())}: after a restart it is as its constructor makes it")
     for name, part in (("model", ModuleState(task)), ("extra", extra), ("configured", configured),
-                       ("optimizer", states), ("recorder", context.recorder),
+                       ("optimizer", states), ("recorder", context),
                        ("metrics", metrics), ("schedule", rate), ("average", average)):  # fmt: skip
         if part is not None:
             registry.register(name, part)

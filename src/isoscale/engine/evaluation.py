@@ -16,10 +16,11 @@ from isoscale.engine.assembly import Assembly
 from isoscale.engine.boundaries import Planner
 from isoscale.engine.dataset_metrics import Asked, EvaluatedDataset, Interrupted, Occasion, evaluates_dataset, never
 from isoscale.engine.lightning.batch_hooks import AroundBatch
-from isoscale.engine.lightning.module import forget, is_lightning_module, remember
+from isoscale.engine.lightning.module import is_lightning_module
 from isoscale.engine.lightning.overrides import overrides
+from isoscale.engine.lightning.trainer_metrics import Shown
 from isoscale.engine.metrics import torchmetrics as metrics
-from isoscale.engine.metrics.accumulators import Recorded, means
+from isoscale.engine.metrics.accumulators import Recorded
 from isoscale.engine.metrics.monitors import check_monitors, check_without_evaluation
 from isoscale.engine.metrics.torchmetrics import keep
 from isoscale.engine.metrics.weighted_sum import Tally, WeightedSum
@@ -28,7 +29,7 @@ from isoscale.engine.settings import Settings
 from isoscale.engine.splits import Split, limited
 from isoscale.engine.state.module_state import ModuleSnapshot
 from isoscale.engine.state.progress import Progress
-from isoscale.engine.step.context import StepContext
+from isoscale.engine.step.context import OfEpoch, StepContext
 from isoscale.engine.step.cuda_graph import GraphedProgram
 from isoscale.engine.step.graphed_evaluation import GraphedEvaluation
 from isoscale.engine.step.step import Forward, loss_terms
@@ -79,20 +80,40 @@ def evaluate(
                 terms |= _compute(forward, parts, batch_idx)
         if graphed is not None:
             graphed.end()
-        call_hook(task, f"on_{_NAMES[context.name]}_epoch_end")
-        context.flush(plan.num_samples)
         if reducer is not None:
             terms = add_up(context, shards, terms, reducer)
-        found = context.recorder.shown(means(context.recorder.read().pairs()))
-        found.update(context.take_metrics())
-        if terms and "loss" not in found:
-            found["loss"] = sum(forward.loss_weights.get(name, 1.0) * found[name] for name in sorted(terms))
-        values = {context.full_name(name): value for name, value in found.items()}
-        if reducer is not None:
-            values = agreed_values(values, bool(shards), reducer.ranks)
-        remember(task, values)
+        ranks = reducer.ranks if reducer is not None else ALONE
+        end = f"on_{_NAMES[context.name]}_epoch_end"
+        if is_lightning_module(task):
+            _show(context, bool(shards), ranks)
+        call_hook(task, end)
+        if ranks.alone or is_lightning_module(task) or overrides(task, end):
+            context.flush_together(plan.num_samples, ranks, agree=True)
+        tallies = {context.full_name(name): value for name, value in context.take_tallies().items()}
+        found = _show(context, bool(shards), ranks, tallies)
+        context.reset_metrics()
+        values, loss = found.values, context.full_name("loss")
+        if terms and loss not in values:
+            of_terms = [forward.loss_weights.get(name, 1.0) * values[context.full_name(name)] for name in sorted(terms)]
+            values[loss] = sum(of_terms)
+        context.hidden = found.hidden
         call_hook(task, f"on_{_NAMES[context.name]}_end")
     return values
+
+
+def _show(context: StepContext, recorded: bool, ranks: Ranks, tallies: Mapping[str, float] = {}) -> OfEpoch:
+    """The values of an evaluation so far, on all ranks, where those who look at what was logged find them."""
+    found = context.of_epoch(context.recorder.read().pairs())
+    found.values.update(tallies)
+    if not ranks.alone:
+        mine = (found.values, sorted(found.hidden), vars(found.shown)) if recorded else None
+        every = ranks.all_gather(mine, "the values of an evaluation")
+        values, hidden, shown = next((each for each in every if each is not None), mine or ({}, [], {}))
+        found = OfEpoch(dict(values), set(hidden), Shown(**shown))
+    context.shown.update(found.shown)
+    if context.name == "val":
+        context.shown.validated |= found.shown.callback.keys()
+    return found
 
 
 _NAMES = {"val": "validation", "test": "test", "predict": "predict"}
@@ -214,14 +235,6 @@ def add_up(context: StepContext, shards: Mapping[int, Tensor], terms: set[str], 
     return set(known.terms)
 
 
-def agreed_values(values: dict[str, float], recorded: bool, ranks: Ranks) -> dict[str, float]:
-    """The values that a rank with samples has found, so that all decide alike."""
-    if ranks.alone:
-        return values
-    every: list[Any] = ranks.all_gather(values if recorded else None, "the values of an evaluation")
-    return next((found for found in every if found is not None), values)
-
-
 def _shapes(tallies: Mapping[str, Tally]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tally.counts.shape, tally.counts.dtype) for name, tally in tallies.items()}
 
@@ -253,6 +266,8 @@ class Evaluations:
     def __post_init__(self) -> None:
         """What the task measures of all data together is measured besides."""
         self._graphed: GraphedEvaluation | None = None
+        self.hidden: set[str] = set()
+        """Names that the last evaluation keeps from loggers."""
         self._whole = DatasetEvaluator(self.parts, self.plan, self.observers, self._reducer_of, self.shows)
 
     @property
@@ -307,7 +322,7 @@ class Evaluations:
         call_hook(self.parts.task, "on_sanity_check_end")
         self.parts.view.sanity_checking = False
         self.parts.train_context.enter()
-        forget(self.parts.task)
+        self.parts.train_context.shown.forget()
         check_monitors(self.settings, [*values, "train/loss_epoch"], self.observers.note)
 
     def _means(
@@ -321,10 +336,13 @@ class Evaluations:
                 forward, split, self.parts.accelerator, program.view, lambda: program.pool,
                 lambda shards, batch_idx: _compute(forward, (part for each in shards for part in each), batch_idx),
             )  # fmt: skip
-        if not again or self._graphed is None:
-            return evaluate(forward, split.feed, split.plan, interrupted, reducer)
-        self._graphed.forward.loss_weights = self.loss_weights
-        return evaluate(self._graphed.forward, split.feed, split.plan, interrupted, graphed=self._graphed)
+        graphed = self._graphed if again else None
+        if graphed is not None:
+            forward, reducer = graphed.forward, None
+            forward.loss_weights = self.loss_weights
+        values = evaluate(forward, split.feed, split.plan, interrupted, reducer, graphed)
+        self.hidden = forward.context.hidden
+        return values
 
     def _reducer_of(self, split: Split) -> Reducer | None:
         whole = self.ranks.alone and split.plan.num_shards == 1

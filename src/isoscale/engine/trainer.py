@@ -21,9 +21,9 @@ from isoscale.engine.diagnose.memory import explained
 from isoscale.engine.diagnose.profile import Profile, timed
 from isoscale.engine.evaluation import Evaluations, call_hook
 from isoscale.engine.figures import FigureWriter
-from isoscale.engine.lightning import module as lightning
+from isoscale.engine.lightning.module import is_lightning_module
 from isoscale.engine.lightning.overrides import overrides
-from isoscale.engine.metrics.monitors import BestTracker, EarlyStopping
+from isoscale.engine.metrics.monitors import BestTracker, EarlyStopping, with_monitors
 from isoscale.engine.metrics.windows import Journal
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.splits import Split, SplitMaker
@@ -101,7 +101,7 @@ class Trainer:
         task, view = self.parts.task, self.parts.view
         sees_steps = any(overrides(task, f"on_train_batch_{end}") for end in ("start", "end"))
         self.agreed = Agreement(ranks, self.stop, step, lambda: view.may_end, sees_steps)
-        self._may_end = bool(view.callbacks) or lightning.is_lightning_module(task)
+        self._may_end = bool(view.callbacks) or is_lightning_module(task)
         """Whether there are hooks that may ask the training to end."""
         self.figures = FigureWriter(self.parts, settings.observe, observers, ranks)
         self.evaluations = Evaluations(
@@ -134,7 +134,6 @@ class Trainer:
         """Take over the state of a checkpoint: now, or when the hooks of a start have run, whose doing it overrules."""
         if not any(overrides(self.parts.task, name) for name in _START_HOOKS):
             self.parts.registry.load(*state)
-            lightning.remember(self.parts.task, self.progress.values)
             return
         self._saved = state
         self.parts.registry.load_some(("progress", "transforms"), *state)
@@ -194,7 +193,6 @@ class Trainer:
         self._check_optimised()
         self.parts.train_context.forget()
         self.parts.registry.load(*self._saved)
-        lightning.remember(self.parts.task, self.progress.values)
 
     def _prepare_training(self) -> None:
         prepare_training = getattr(self.parts.task, "prepare_training", None)
@@ -354,24 +352,26 @@ class Trainer:
         """Means of the epoch, evaluation, and all who watch them; whether this is the best so far."""
         progress = self.progress
         values = self.evaluations.validate(self.val) if due.evaluate and self.val is not None else {}
-        watched = values if due.steers else {}
+        watched, hidden = values if due.steers else {}, self.evaluations.hidden
         epoch = (progress.step - 1) // self.train.plan.steps_per_epoch
         if due.epoch_end or self._is_ending():
             if overrides(self.parts.task, "on_train_epoch_end"):
-                lightning.remember(self.parts.task, self.journal.epoch_so_far())
+                self.journal.show_epoch()
                 call_hook(self.parts.task, "on_train_epoch_end")
-                self.parts.train_context.flush_together(self.train.plan.batch_size, self.ranks)
+                self.parts.train_context.flush_together(self.train.plan.batch_size, self.ranks, agree=True)
             of_epoch = self.journal.end_epoch(epoch, self.train.plan.steps_per_epoch)
-            values, watched = {**of_epoch, **values}, {**of_epoch, **watched}
+            values, watched = {**of_epoch.values, **values}, {**of_epoch.values, **watched}
+            hidden |= of_epoch.hidden
             if self.parts.configured and due.epoch_end:
                 is_cut = progress.skipped_to == progress.step
                 self.parts.configured.after_epoch(epoch + 1, {**progress.values, **values} if is_cut else values)
         checks.tell_not_finite(values, progress.step, self.observers)
+        watched = with_monitors(watched, self.settings)
         stopped_improving = self.early_stopping.watch(watched)
         progress.ended = self._is_ending() or stopped_improving
         if progress.ended and self.val is not None:
             last = self.evaluations.finish(self.val)
-            values, watched = {**values, **last}, {**watched, **last}
+            values, watched = {**values, **last}, with_monitors({**watched, **last}, self.settings)
         best = self.best.watch(watched, progress.step)
         if stopped_improving:
             self.observers.note(f"{self.settings.train.early_stopping.monitor} stopped improving: training ends here")  # type: ignore[union-attr]
@@ -379,7 +379,8 @@ class Trainer:
             self.observers.note(f"the learning rate drops to {self.parts.rate(progress.step):g}")
         progress.values, progress.evaluated_at = {**progress.values, **values}, progress.step
         seconds = self._count_seconds()
-        logged = {**values, "time/seconds": progress.seconds}
+        logged = {name: value for name, value in values.items() if name not in hidden}
+        logged["time/seconds"] = progress.seconds
         self.observers.notify(EpochEnded(progress.step, epoch, logged, seconds, best))
         if due.evaluate and self.val is not None:
             self.figures.evaluated(progress.step, epoch, self.val, self.evaluations.loss_weights)
@@ -429,6 +430,7 @@ class Trainer:
         if self.started:
             checks.check_buffers(self._buffers, checks.buffer_names(self.parts.task))
         with self.journal.saving():
+            self.observers.flush()
             state = self.parts.registry.together()
             if self._saver is not None and is_early:
                 self._saver.keep_best(self.progress.step, state)

@@ -58,6 +58,15 @@ class Logged:
 
 
 @dataclass(frozen=True)
+class LoggedByTask:
+    """Values that the code of a task hands to its logger itself, at whatever step it says."""
+
+    step: int
+    epoch: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
 class EpochEnded:
     """An epoch, or an evaluation inside one, is over."""
 
@@ -111,7 +120,7 @@ class Ended:
     """The metrics of the last evaluation, and the best value of the monitored one as `best/NAME`."""
 
 
-Event = Started | Logged | EpochEnded | FiguresMade | Note | Ended
+Event = Started | Logged | LoggedByTask | EpochEnded | FiguresMade | Note | Ended
 
 
 class Observer(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from isoscale.errors import UserError
-from isoscale.observe.events import EpochEnded, Event, Logged
+from isoscale.observe.events import EpochEnded, Event, Logged, LoggedByTask
 from isoscale.system.files import failures_in_words, open_own
 
 
@@ -27,7 +27,7 @@ class MetricLog:
 
     def notify(self, event: Event) -> None:
         """Write the values of the event, if it has any, and hand them to the operating system."""
-        if isinstance(event, Logged | EpochEnded):
+        if isinstance(event, Logged | LoggedByTask | EpochEnded):
             with failures_in_words(self._path):
                 self._file.write(_lines(event, round(time.time(), 3)))
                 self._file.flush()
@@ -92,12 +92,12 @@ def history(path: str | os.PathLike[str], name: str) -> list[tuple[int, float]]:
     return [(row["step"], row["value"]) for row in read_metrics(path) if row["name"] == name]
 
 
-def _lines(event: Logged | EpochEnded, now: float) -> bytes:
+def _lines(event: Logged | LoggedByTask | EpochEnded, now: float) -> bytes:
     rows = (_row(event, name, float(value), now) for name, value in event.values.items())
     return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
 
 
-def _row(event: Logged | EpochEnded, name: str, value: float, now: float) -> dict[str, Any]:
+def _row(event: Logged | LoggedByTask | EpochEnded, name: str, value: float, now: float) -> dict[str, Any]:
     row = {"step": event.step, "epoch": event.epoch, "name": name, "value": value, "time": now}
     # JSON has no word for values that are not finite.
     return row if math.isfinite(value) else {**row, "value": None, "text": str(value)}

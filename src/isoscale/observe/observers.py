@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from isoscale.errors import UserError
 from isoscale.observe.events import Event, Level, Note, Observer
@@ -14,8 +16,10 @@ class Observers:
     An observer that the run cannot go on without, such as the metric log, raises a UserError, which ends the run.
     """
 
-    def __init__(self, observers: Iterable[Observer]) -> None:
+    def __init__(self, observers: Iterable[Observer], directory: Path | None = None) -> None:
+        """Those who watch a run, which is in `directory` if it is anywhere."""
         self._observers = list(observers)
+        self.directory = directory
         self.lock = threading.RLock()
         """Held while an event is told: what other ranks say comes from another thread."""
 
@@ -38,6 +42,22 @@ class Observers:
         """Let go of some without a last word: what they write to is no longer ours."""
         with self.lock:
             self._observers = [observer for observer in self._observers if not isinstance(observer, kinds)]
+
+    def writer(self) -> Any | None:
+        """TensorBoard's SummaryWriter, for what a task shows itself; None where nobody writes for TensorBoard."""
+        make = next((each.writer for each in self._observers if hasattr(each, "writer")), None)
+        return None if make is None else make()
+
+    def flush(self) -> None:
+        """Let observers bring to their files what they hold back."""
+        with self.lock:
+            for observer in list(self._observers):
+                flush = getattr(observer, "flush", None)
+                try:
+                    if flush is not None:
+                        flush()
+                except Exception as error:
+                    self._drop(observer, error)
 
     def note(self, text: str, level: Level = "info") -> None:
         """Tell all one line that the user should know."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from isoscale.observe.events import Ended, EpochEnded, Event, Logged, Note, Said, Started
+from isoscale.observe.events import Ended, EpochEnded, Event, Logged, LoggedByTask, Note, Said, Started
 from isoscale.observe.tables import layer_lines
 
 MOST_METRICS = 3
@@ -101,7 +101,7 @@ def prefixed(lines: Iterable[str], prefix: str) -> list[str]:
     return [prefix + line if line else "" for line in lines]
 
 
-def logged_line(event: Logged) -> str:
+def logged_line(event: Logged | LoggedByTask) -> str:
     """Every value under its full name."""
     values = "  ".join(f"{name} {plain_number(value)}" for name, value in event.values.items())
     return f"step {event.step}  epoch {event.epoch + 1}  {values}"

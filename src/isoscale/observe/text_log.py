@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from isoscale.errors import UserError
-from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, Note, Started
+from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, LoggedByTask, Note, Started
 from isoscale.observe.text import end_lines, epoch_line, logged_line, note_line, prefixed, rank_prefix, start_lines
 from isoscale.system.files import failures_in_words, open_own
 from isoscale.system.printing import visible
@@ -58,7 +58,7 @@ class TextLog:
 
     def _lines(self, event: Event) -> list[str]:
         match event:
-            case Logged():
+            case Logged() | LoggedByTask():
                 return [logged_line(event)]
             case EpochEnded():
                 return [epoch_line(event, self._started)]

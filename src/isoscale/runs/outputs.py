@@ -28,7 +28,7 @@ class Outputs:
         self._run = run
         self._rank_status = rank_status
         self._built = build_loggers(run.recipe.observe.loggers) if run.directory else []
-        self.observers = Observers(watchers(run.recipe.observe, run.ranks, run.where))
+        self.observers = Observers(watchers(run.recipe.observe, run.ranks, run.where), run.where)
         self.metric_log: MetricLog | None = None
         self.loggers: list[Background] = []
         self.rank_log: RankLog | None = None

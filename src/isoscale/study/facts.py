@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from isoscale.engine.metrics.monitors import spelled
 from isoscale.errors import UserError
 from isoscale.observe.metric_log import read_metrics
 from isoscale.recipe.load import load_recipe
@@ -109,7 +110,7 @@ class Facts:
     def monitor(self) -> str | None:
         """The metric that chooses its best checkpoint, if it was ever logged."""
         name = self.settings.get("checkpoint", {}).get("monitor")
-        return name if name in self.curves else None
+        return spelled(name, self.curves) if name else None
 
     @property
     def larger_is_better(self) -> bool:

@@ -149,7 +149,7 @@ def test_a_classifier_reaches_the_same_weights_and_metrics(make: Any, tmp_path: 
         expected = float(trainer.callback_metrics[name])
         assert run.metrics[name] == pytest.approx(expected, rel=1e-5, abs=1e-6), name
     expected = float(trainer.callback_metrics["train_acc"])
-    assert run.metrics["train_acc_epoch"] == pytest.approx(expected, abs=1e-6)
+    assert run.metrics["train_acc"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_plateau_scheduler_has_dropped_the_rate_as_often(tmp_path: Path) -> None:
@@ -757,9 +757,9 @@ class LoggingLate(Classifier):
 
 def test_what_the_end_of_a_batch_logs_belongs_to_that_batch(tmp_path: Path) -> None:
     run = fit(LoggingLate(), Points(), tmp_path / "run", 2)
-    assert run.history("train/late") == [(step, float(step)) for step in range(1, 17)]
+    assert run.history("late") == [(step, float(step)) for step in range(1, 17)]
     of_samples = 8 * sum(range(9, 16)) + 4 * 16  # the last batch has 4 of the 60
-    assert run.metrics["train/late_epoch"] == pytest.approx(of_samples / 60, rel=1e-6)
+    assert run.metrics["late_epoch"] == pytest.approx(of_samples / 60, rel=1e-6)
 
 
 def test_the_metrics_of_an_epoch_are_there_when_it_ends(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What `configure_optimizers` returned: optimizers and schedulers, moved when their time comes, saved and restored."""
 
 import math
-from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -10,8 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from isoscale.engine.lightning.module import remember
 from isoscale.engine.lightning.overrides import overrides
+from isoscale.engine.metrics.monitors import spelled
 from isoscale.errors import UserError
 
 
@@ -89,11 +88,11 @@ class Configured:
 
     def after_epoch(self, epoch: int, values: dict[str, float]) -> None:
         """Move plateau schedulers, which count epochs, by the metric they watch."""
-        remember(self._task, values)
         for entry in self.schedulers if self._automatic else []:
             if not entry["reduce_on_plateau"] or epoch % entry["frequency"]:
                 continue
-            watched = _watched(values, entry["monitor"])
+            known = spelled(entry["monitor"], values)
+            watched = None if known is None else values[known]
             if watched is None:
                 if entry["strict"]:
                     raise UserError(f"the scheduler watches {entry['monitor']!r}, but there is: {', '.join(values)}")
@@ -153,12 +152,6 @@ class Configured:
         for optimizer, groups in zip(self.optimizers, values["groups"], strict=True):
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
                 group.update(_merged(_settings(group), saved))
-
-
-def _watched(values: Mapping[str, float], monitor: str) -> float | None:
-    """A metric by the name that the task gave it, whatever the stage added to it."""
-    names = (monitor, f"{monitor}_epoch", f"val/{monitor}", f"train/{monitor}_epoch")
-    return next((values[name] for name in names if name in values), None)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

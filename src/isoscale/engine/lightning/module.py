@@ -5,7 +5,7 @@ A module finds what it expects: `self.log`, `self.trainer` with the common attri
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from isoscale.engine.lightning.callbacks import combine, set_up, tear_down
 from isoscale.engine.lightning.ckpt import save
 from isoscale.engine.lightning.loaders import LoadedData, prepare_data
+from isoscale.engine.lightning.log_options import NAMED_HOOKS, name_hooks
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.errors import UserError
@@ -89,6 +90,7 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None, callbacks: S
     _set(task, "all_gather", partial(_all_gather, view.ranks))
     _set(task, "print", print if view.is_global_zero else _say_nothing)
     _set(task, "on_train_epoch_start", _after(view.begin_epoch, task.on_train_epoch_start))
+    name_hooks(task, view)
     if loaded is None or loaded.owner is not task:
         prepare_data(task, view.ranks)
         set_up(task, view)
@@ -161,7 +163,7 @@ def detach(task: Any) -> None:
     loaded = task.__dict__.get("_loaded_data")
     view = task.__dict__.get("_trainer")
     _untoggle(task)
-    for name in (*_ATTACHED, *task.__dict__.pop("_hooks_of_callbacks", ())):
+    for name in (*_ATTACHED, *NAMED_HOOKS, *task.__dict__.pop("_hooks_of_callbacks", ())):
         task.__dict__.pop(name, None)
     if view is not None:
         tear_down(task, view)
@@ -172,20 +174,6 @@ def detach(task: Any) -> None:
             del task.__dict__["_trainer"]
     if loaded is not None:
         loaded.teardown()
-
-
-def remember(task: Any, values: Mapping[str, float]) -> None:
-    """Let a LightningModule find the last metrics in `self.trainer.callback_metrics`."""
-    view = task.__dict__.get("_trainer")
-    if isinstance(view, TrainerView):
-        view.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
-
-
-def forget(task: Any) -> None:
-    """Let a LightningModule find no metrics: those of a rehearsal mean nothing."""
-    view = task.__dict__.get("_trainer")
-    if isinstance(view, TrainerView):
-        view.callback_metrics.clear()
 
 
 def _refuse(task: Any) -> None:

@@ -1,7 +1,8 @@
 """What a LightningModule and callbacks see as their trainer."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from isoscale.engine.config import Cadence
 from isoscale.engine.lightning.optimizers import LightningOptimizer
+from isoscale.engine.lightning.trainer_metrics import TrainerMetrics
 from isoscale.engine.state.progress import Progress
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import ALONE, Ranks
@@ -31,9 +33,8 @@ class TrainerView:
     """Whether an evaluation is rehearsed before training begins."""
     stage = "train"
     """What is at work: train, val, test or predict."""
-    logger = log_dir = ckpt_path = None
+    ckpt_path = None
     datamodule: Any = None
-    loggers: Sequence[Any] = ()
     fast_dev_run = received_sigterm = interrupted = False
     barebones = overfit_batches = False
     min_epochs: int | None = None
@@ -75,8 +76,13 @@ class TrainerView:
         self.gradient_clip_val: float | None = None
         self.schedulers: list[Any] = []
         self.lr_scheduler_configs: list[Any] = []
-        self.callback_metrics: dict[str, Tensor] = {}
-        self.progress_bar_metrics: dict[str, Any] = {}
+        self.metrics = TrainerMetrics()
+        self.is_capturing = False
+        self.logger: Any = None
+        self.loggers: list[Any] = []
+        self.log_dir: str | None = None
+        self.hook: str | None = None
+        """The hook that is running, where one is: `self.log` means something else in each."""
         self.lightning_module: Any = None
         self.callbacks: list[Any] = []
         self.homeless: list[Any] = []
@@ -126,6 +132,43 @@ class TrainerView:
     def finish(self, step: int) -> None:
         """So many steps are finished."""
         self._finished, self._ahead = step, False
+        self.metrics.finish_step()
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """While a step is captured, its Python code runs once more than it should: what it writes is left out."""
+        self.is_capturing = True
+        try:
+            yield
+        finally:
+            self.is_capturing = False
+
+    @contextmanager
+    def in_hook(self, name: str) -> Iterator[None]:
+        """While a hook of the module or of a callback runs: what is logged meanwhile is logged in that hook."""
+        before, self.hook = self.hook, name
+        try:
+            yield
+        finally:
+            self.hook = before
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """The newest value of everything logged, as callbacks get it."""
+        self.read.add("callback_metrics")
+        return self.metrics.callback
+
+    @property
+    def logged_metrics(self) -> dict[str, Tensor]:
+        """The newest values as loggers get them."""
+        self.read.add("callback_metrics")
+        return self.metrics.logged
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """The newest values of what was logged with `prog_bar=True`."""
+        self.read.add("callback_metrics")
+        return self.metrics.progress_bar
 
     @property
     def _step(self) -> int:
@@ -203,11 +246,6 @@ class TrainerView:
     def enable_validation(self) -> bool:
         """Whether there is anything to validate on."""
         return bool(self.num_val_batches)
-
-    @property
-    def logged_metrics(self) -> dict[str, Tensor]:
-        """The last values of all metrics."""
-        return self.callback_metrics
 
     @property
     def early_stopping_callback(self) -> Any:

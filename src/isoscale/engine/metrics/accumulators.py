@@ -42,6 +42,7 @@ class Recorder:
         self.roots: set[str] = set()
         """Names of which the root of the mean is shown."""
         self._shard: Tensor | None = None
+        self._last: Tensor | None = None
 
     @property
     def names(self) -> list[str]:
@@ -62,11 +63,48 @@ class Recorder:
             pair.add_to(self._shard[0, slot])
             self._shard[1, slot].add_(pair.weight.detach() if isinstance(pair.weight, Tensor) else pair.weight)
             return
+        if self._last is not None and name != "loss":  # the engine's own, which nobody asks for by step
+            mean = pair.mean.detach()
+            (self._last[0, slot].copy_ if mean.device == self._last.device else self._last[0, slot].fill_)(mean)
+            self._last[1, slot].fill_(1)
         pair.add_to(self._sums[slot])
         if isinstance(pair.weight, Tensor):
             self._weights[slot].add_(pair.weight.detach())
         else:
             self.counted[slot] += pair.weight
+
+    def count(self, weights: Sequence[float]) -> None:
+        """Count on the host what a replayed step weighs; names that were logged since it was captured have no part."""
+        missing = [0.0] * (len(self.counted) - len(weights))
+        self.counted = [total + more for total, more in zip(self.counted, [*weights, *missing], strict=True)]
+
+    def add_extreme(self, name: str, value: Any, word: str) -> None:
+        """Keep the largest or smallest value of a name: `word` is max or min."""
+        if self._shard is not None:
+            raise UserError(
+                f"log({name.rpartition(':')[0]!r}, reduce_fx={word!r}): on several ranks, or where a batch is computed "
+                f"in parts, only means and sums are added up; log a torchmetrics.{word.title()}Metric instead"
+            )
+        slot = self._slots.get(name)
+        if slot is None:
+            slot = self._new_slot(name)
+        kept, weight = self._sums[slot], self._weights[slot]
+        given = torch.zeros_like(kept).add_(value.detach().reshape(()) if isinstance(value, Tensor) else value)
+        further = torch.maximum(kept, given) if word == "max" else torch.minimum(kept, given)
+        kept.copy_(torch.where(weight == 0, given, further))
+        weight.fill_(1)
+
+    def keep_last(self) -> None:
+        """Remember the pairs of the last step, besides."""
+        self._last = torch.zeros_like(self._buffer)
+
+    def last(self) -> dict[str, tuple[float, float]]:
+        """(sum, weight) of each name at the last step that has recorded it; waits for the device."""
+        if self._last is None:
+            return {}
+        sums, weights = self._last[:, : len(self._slots)].tolist()
+        pairs = dict(zip(self.names, zip(sums, weights, strict=True), strict=True))
+        return {name: pair for name, pair in pairs.items() if pair[1]}
 
     def _new_slot(self, name: str) -> int:
         if len(self._slots) == MAX_NAMES - 1:  # the last slot is the flag's
@@ -88,6 +126,8 @@ class Recorder:
         """Add the sum over all shards."""
         self._shard = None
         self._buffer.add_(total)
+        if self._last is not None:
+            self._last.copy_(torch.where(total[1] != 0, total, self._last))
 
     @property
     def recorded(self) -> Recorded:
@@ -106,7 +146,7 @@ class Recorder:
             return
         self._slots, self.counted = {}, []
         slots = {name: self._new_slot(name) for name in names}
-        for tensor in (self._buffer, *shards):
+        for tensor in (self._buffer, *([] if self._last is None else [self._last]), *shards):
             own = tensor[:, : len(before)].clone()
             tensor.zero_()
             tensor[:, [slots[name] for name in before]] = own
@@ -137,11 +177,15 @@ class Recorder:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What continuing needs."""
-        return {"buffer": self._buffer}, {"names": self.names, "counted": self.counted, "roots": sorted(self.roots)}
+        last = {} if self._last is None else {"last": self._last}
+        values = {"names": self.names, "counted": self.counted, "roots": sorted(self.roots)}
+        return {"buffer": self._buffer, **last}, values
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Take over a state."""
         self._buffer.copy_(tensors["buffer"])
+        if self._last is not None and "last" in tensors:
+            self._last.copy_(tensors["last"])
         self._slots = {name: slot for slot, name in enumerate(values["names"])}
         self.counted = list(values["counted"])
         self.roots = set(values.get("roots", ()))

@@ -1,7 +1,7 @@
 """Early stopping and the best checkpoint: metrics that are watched over a run, which must be there from its start."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -9,6 +9,26 @@ from typing import Any
 from isoscale.engine import config
 from isoscale.engine.settings import Settings
 from isoscale.errors import UserError
+
+
+def spelled(monitor: str, names: Container[str]) -> str | None:
+    """A metric that somebody names, as it is called among `names`: LightningModules name theirs without a stage.
+
+    `val/acc` is found as `acc` where a module has logged that, and `acc` as `val/acc`.
+    """
+    stage, _, metric = monitor.partition("/")
+    bare = [metric, f"{metric}_epoch"] if stage == "val" else []
+    if stage == "train":
+        bare = [metric, metric.removesuffix("_epoch")]
+    candidates = [monitor, *bare, f"{monitor}_epoch", f"val/{monitor}"]
+    return next((name for name in candidates if name in names), None)
+
+
+def with_monitors(values: Mapping[str, float], settings: Settings) -> dict[str, float]:
+    """Values, also by the names by which the recipe asks for some of them."""
+    asked = {settings.checkpoint.monitor, *_steering(settings).values()}
+    found = {name: spelled(name, values) for name in asked}
+    return {**values, **{name: values[known] for name, known in found.items() if known is not None}}
 
 
 @dataclass
@@ -75,14 +95,14 @@ class EarlyStopping:
 def check_without_evaluation(settings: Settings) -> None:
     """Refuse metrics that only an evaluation gives, where there is none."""
     for key, name in _steering(settings).items():
-        if not name.endswith("_epoch"):
+        if not name.endswith("_epoch") and not name.startswith("train"):
             raise UserError(f"{key} is {name!r}, but nothing is evaluated; train/loss_epoch is always there")
 
 
 def check_monitors(settings: Settings, names: list[str], say: Callable[[str], None]) -> None:
     """Refuse metrics that the validation, which gives these names, does not log."""
     for key, name in {"checkpoint.monitor": settings.checkpoint.monitor, **_steering(settings)}.items():
-        if name in names or (name.startswith("train") and name.endswith("_epoch")):
+        if spelled(name, names) is not None or name.startswith("train"):
             continue  # what the training logs is not known yet
         if key == "checkpoint.monitor" and name == "val/loss":  # nobody chose it
             say(f"the validation logs no val/loss but {', '.join(names)}; the last checkpoint is the best")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isoscale.engine.metrics.accumulators import Reading, means
-from isoscale.engine.step.context import StepContext
+from isoscale.engine.step.context import OfEpoch, StepContext
 from isoscale.engine.step.nan_guard import NanGuard
 from isoscale.errors import UserError
 from isoscale.observe.events import Logged
@@ -125,7 +125,7 @@ class Journal:
         self._tell_mended(pending)
         self._before = pairs
         shown = self._context.recorder.shown(values)
-        named = {self._context.full_name(name): value for name, value in shown.items()}
+        named = self._context.of_window(shown)
         rate = self._rate(pending)
         self._last = pending.step, pending.samples
         self._observers.notify(Logged(pending.step, pending.epoch, {**named, **pending.extra, **rate}))
@@ -168,12 +168,10 @@ class Journal:
         rates = {"time/samples_per_second": samples, "time/steps_per_second": steps}
         return {**{name: count / max(seconds, 1e-9) for name, count in rates.items()}, **saving}
 
-    def epoch_so_far(self) -> dict[str, float]:
-        """The means over the running epoch, by the names that they will have and those that Lightning gives."""
+    def show_epoch(self) -> None:
+        """Let those who look at what was logged find the means over the running epoch, which ends."""
         context = self._context
-        values = {**context.recorder.shown(means(context.recorder.read().pairs())), **context.computed_metrics()}
-        named = {f"{context.full_name(name)}_epoch": value for name, value in values.items()}
-        return {**named, **{name: value for name, value in values.items() if name in context.of_epoch}}
+        context.shown.update(context.of_epoch(context.recorder.read().pairs()).shown)
 
     def check_trained(self, step: int) -> None:
         """At the end, after so many steps: refuse to call it a training where all of them were left out."""
@@ -184,7 +182,7 @@ class Journal:
     def _leaves_out(self) -> bool:
         return self._nan_guard is not None and self._nan_guard.policy != "zero"
 
-    def end_epoch(self, epoch: int, num_steps: int) -> dict[str, float]:
+    def end_epoch(self, epoch: int, num_steps: int) -> OfEpoch:
         """The means over an epoch of so many steps, and start counting anew."""
         self.flush()
         reading = self._context.recorder.read(*self._flags)
@@ -195,11 +193,12 @@ class Journal:
                 "warning",
             )
         self._mended_before = reading.count
-        values = self._context.recorder.shown(means(reading.pairs()))
-        values.update(self._context.take_metrics())
+        found = self._context.of_epoch(reading.pairs())
+        self._context.shown.update(found.shown)
+        self._context.reset_metrics()
         self._context.recorder.reset()
         self._before = {}
-        return {f"{self._context.full_name(name)}_epoch": value for name, value in values.items()}
+        return found
 
     @property
     def mean_rate(self) -> float | None:

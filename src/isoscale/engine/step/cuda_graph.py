@@ -306,7 +306,7 @@ class GraphedProgram:
         task = self._step.forward.task
         reads = nullcontext() if self._is_compiled else noted_reads(task)  # compiled code is for one class
         try:
-            with noted_prints(self.view.read), reads as read:
+            with noted_prints(self.view.read), self.view.capturing(), reads as read:
                 self._graphs[key] = self._capture(number, count, shards)
             reason = before.replaced(self._registry) or self._frozen_in(conditions)
             conditions.read = read
@@ -342,6 +342,10 @@ class GraphedProgram:
         read = self.view.read
         if self._step.num_skipped:
             return _SKIPS
+        if "logger" in read:
+            return "training_step writes by self.logger, which a replay would not do again: use self.log(name, tensor)"
+        if "callback_metrics" in read:
+            return "training_step reads the metrics of self.trainer, which a replay would not see changing"
         if "global_step" in read:
             return "training_step reads self.global_step, which a replay would not see changing"
         if "batch_idx" in read:
@@ -410,8 +414,7 @@ class GraphedProgram:
         captured.graph.replay()
         if used is not None:
             return
-        recorder = self._step.recorder
-        recorder.counted = [total + more for total, more in zip(recorder.counted, captured.counted, strict=True)]
+        self._step.recorder.count(captured.counted)
         if self._after_step is None:
             self.view.finish(number + count)
             return

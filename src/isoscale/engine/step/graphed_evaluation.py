@@ -113,12 +113,12 @@ class GraphedEvaluation:
             torch.cuda.synchronize()
             stream = torch.cuda.current_stream()
             with (
-                noted_prints(read), noted_reads(task) as attributes,
+                noted_prints(read), self._view.capturing(), noted_reads(task) as attributes,
                 torch.cuda.graph(graph, self._pool(), stream, capture_error_mode="thread_local"),
             ):  # fmt: skip
                 terms = self._compute(slot.parts(0), WatchedIndex(batch_idx, read))
             changed = conditions.difference(Conditions(task, conditions.epoch))
-            frozen = sorted(read & {"global_step", "batch_idx", "print"})
+            frozen = sorted(read & {"global_step", "batch_idx", "callback_metrics", "logger", "print"})
             if changed is not None or frozen or places != [tensor.data_ptr() for tensor in self._state()]:
                 self.refused = f"it depends on {changed or (frozen or ['tensors that it replaces'])[0]}"
             more = [after - earlier for after, earlier in zip(recorder.counted, counted, strict=True)]
@@ -142,8 +142,7 @@ class GraphedEvaluation:
     def _replay(self, captured: CapturedBatch, batch_idx: int) -> None:
         captured.slot.fill(batch_idx)
         captured.graph.replay()
-        recorder = self.forward.context.recorder
-        recorder.counted = [total + more for total, more in zip(recorder.counted, captured.counted, strict=True)]
+        self.forward.context.recorder.count(captured.counted)
 
     def _prove(self, captured: CapturedBatch, batch_idx: int) -> Terms:
         """Evaluate a batch both ways; what remains is the eager result."""

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isoscale.errors import UserError
-from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, Started
+from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, LoggedByTask, Started
 from isoscale.observe.figures import Drawable, Histogram, Network
 from isoscale.system.files import refuse_link, write_aside
 
@@ -97,7 +97,7 @@ class Logger(ABC):
         match event:
             case Started():
                 self._start(event)
-            case Logged() | EpochEnded():
+            case Logged() | LoggedByTask() | EpochEnded():
                 when = event.time if isinstance(event, Replayed) else time.time()
                 self._log_unsent(Moment(event.step, event.epoch, when), event.values)
             case FiguresMade():

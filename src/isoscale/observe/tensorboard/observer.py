@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from io import BufferedWriter
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, Started
+from isoscale.observe.events import Ended, EpochEnded, Event, FiguresMade, Logged, LoggedByTask, Started
 from isoscale.observe.figures import Figure, Network
 from isoscale.system.files import failures_in_words, own_folder
 from isoscale.system.printing import one_line
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class EventFile:
@@ -52,7 +55,7 @@ def _name(nanoseconds: int) -> str:
     return f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
 
 
-FINAL, TAGGED = "final", "tagged"
+FINAL, TAGGED, EXPERIMENT = "final", "tagged", "experiment"
 
 
 class TensorBoard:
@@ -63,7 +66,7 @@ class TensorBoard:
     Metrics that have tags of one's own are together in the folder `tagged`, where no other can have the same tag.
     From level 2 on it also shows figures, in the folders of their stages, and lists settings beside final metrics.
     TensorBoard looks for the latter two in one folder, and believes the first settings it finds there: they have the
-    folder `final`, which is written anew at each start.
+    folder `final`, which is written anew at each start. What a task writes itself is in the folder `experiment`.
     """
 
     def __init__(
@@ -89,16 +92,20 @@ class TensorBoard:
         self._seen: set[str] = set()
         """The metrics of this process."""
         self._files: dict[str, EventFile] = {}
+        self._writer: SummaryWriter | None = None
         if purge_step is not None and self._directory.exists():
             with failures_in_words(self._directory):
                 # Every folder has to know at once, also one that the rest of the run never writes to.
                 for folder in filter(Path.is_dir, self._directory.iterdir()):
-                    self._file(folder.name)
+                    if folder.name == EXPERIMENT:
+                        self.writer()
+                    else:
+                        self._file(folder.name)
 
     def notify(self, event: Event) -> None:
         """Write what the event has to show, as far as the level asks for it."""
         match event:
-            case Logged() | EpochEnded():
+            case Logged() | LoggedByTask() | EpochEnded():
                 self._write_scalars(event.step, event.values)
             case Started() if self._level > 1:
                 self._write_settings(event)
@@ -110,8 +117,25 @@ class TensorBoard:
                 if self._level > 1:
                     self._write_end(event)
 
+    def writer(self) -> "SummaryWriter":
+        """A SummaryWriter for what a task shows itself, in a folder of its own; what it drops is dropped there too."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._check()
+            own_folder(own_folder(self._directory) / EXPERIMENT)
+            self._writer = SummaryWriter(str(self._directory / EXPERIMENT), purge_step=self._purge_step, flush_secs=30)
+        return self._writer
+
+    def flush(self) -> None:
+        """Bring what the writer still holds to its file."""
+        if self._writer is not None:
+            self._writer.flush()
+
     def close(self) -> None:
         """Close all files."""
+        if self._writer is not None:
+            self._writer.close()
         for file in self._files.values():
             file.close()
 
