@@ -11,7 +11,7 @@ from hypothesis import settings
 # Test workers share the cores, where threads that wait for each other take ten times as long. Torch reads it once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# `nohup make test` and `make test &` ignore these, what they start inherits that, and isoscale heeds it: not in its tests.
+# `nohup make test` and `make test &` ignore these, which is inherited, and isoscale heeds it: not in its tests.
 for _number, _plain in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _plain)
