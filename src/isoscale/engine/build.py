@@ -98,6 +98,7 @@ def build(
         new_reducer = partial(make_reducer, decided.reduce, num_shards, ranks)
         per_epoch = train.plan.steps_per_epoch
         view = TrainerView(lambda: (progress.step // per_epoch, progress.step), plan.num_steps, per_epoch, ranks)
+        view.min_epochs, view.min_steps = settings.train.min_epochs, settings.train.min_steps
         with precision.applied():
             if begin is not None:
                 fit(transforms, train.source, observers.note)
@@ -155,8 +156,10 @@ def _planner(settings: Settings, train: Split, val: Split | None, saving: bool) 
         train.plan,
         min(limit for limit in limits if limit),
         settings.observe.every,
-        Cadence.parse(section.evaluate) if val else never,
-        Cadence.parse("1 epoch" if every == "auto" else every) if saving else never,
+        Cadence.parse(section.evaluate).in_steps(train.plan.steps_per_epoch) if val else never,
+        Cadence.parse("1 epoch" if every == "auto" else every).in_steps(train.plan.steps_per_epoch)
+        if saving
+        else never,
         first=settings.observe.curve is not None,
     )
 

@@ -36,6 +36,8 @@ class Settings:
     """The class that `optimizer` names by its path, with its arguments."""
     own_schedule: partial[Any] | None = None
     """What `schedule` names by its path, with its arguments."""
+    callbacks: tuple[Any, ...] = ()
+    """Objects with Lightning's hook names, already built; those of `configure_callbacks` are added to them."""
 
     @property
     def optimizer_class(self) -> Callable[..., torch.optim.Optimizer]:

@@ -325,7 +325,7 @@ class Trainer:
             if self.parts.configured:
                 self.parts.configured.after_epoch(epoch + 1, values)
         checks.tell_not_finite(values, progress.step, self.observers)
-        progress.ended = self.early_stopping.watch(watched)
+        progress.ended = self.early_stopping.watch(watched) and self._may_end
         if progress.ended and self.val is not None:
             last = self.evaluations.finish(self.val)
             values, watched = {**values, **last}, {**watched, **last}
@@ -341,6 +341,12 @@ class Trainer:
         if due.evaluate and self.val is not None:
             self.figures.evaluated(progress.step, epoch, self.val, self.evaluations.loss_weights)
         return best
+
+    @property
+    def _may_end(self) -> bool:
+        """Whether so much is trained that something else than the plan may end it."""
+        section, step = self.settings.train, self.progress.step
+        return step >= (section.min_steps or 0) and step // self.train.plan.steps_per_epoch >= (section.min_epochs or 0)
 
     def _check_optimised(self) -> None:
         check_replaced(self.parts.task, self.parts.optimizers, self._made)

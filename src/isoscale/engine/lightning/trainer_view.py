@@ -20,6 +20,8 @@ class TrainerView:
     stage = "train"
     """What is at work: train, val, test or predict."""
     logger = log_dir = datamodule = None
+    min_epochs: int | None = None
+    min_steps: int | None = None
     loggers: tuple[Any, ...] = ()
 
     def __init__(
