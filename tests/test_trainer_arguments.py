@@ -157,7 +157,7 @@ def test_a_script_of_lightning_trains_to_the_same_weights_and_metrics():
     assert_same(ours, theirs)
     assert (mine.current_epoch, mine.global_step) == (other.current_epoch, other.global_step)
     assert [step for step, _ in run.history("val_loss")] == [4, 8, 12, 16, 20, 24]
-    for name in ("val_loss", "val_acc", "val_f1", "train_loss_epoch", "train_acc"):
+    for name in ("val_loss", "val_acc", "val_f1", "train_loss_epoch"):
         expected = float(other.callback_metrics[name])
         assert float(mine.callback_metrics[name]) == pytest.approx(expected, rel=1e-5, abs=1e-6), name
     assert mine.validate(ours, val, verbose=False)[0]["val_loss"] == pytest.approx(
@@ -307,7 +307,7 @@ def test_callbacks_of_python_and_of_the_recipe_reach_the_engine(monkeypatch: pyt
     isoscale.Trainer(max_epochs=1, **options, **{"train.callbacks": spec}).fit(module(), *loaders())
     assert seen[0][0] is given and [each.start for each in seen[0][1:]] == [3, 0]
     assert isoscale.Run("a").record["callbacks"] == ["lightning.pytorch.callbacks.early_stopping.EarlyStopping"]
-    with pytest.raises(UserError, match="train.callbacks"):
+    with pytest.raises(UserError, match=r"train\.callbacks"):
         isoscale.Trainer(max_epochs=2, **options).fit(module(), *loaders())
 
 
