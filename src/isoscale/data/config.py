@@ -32,6 +32,12 @@ class Data(OpenConfig):
     eval_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Samples of one evaluation batch; by default `batch_size`, and 8192 points of snapshots. Never changes a metric
     beyond rounding."""
+    loader_batches: Annotated[int, Field(ge=1)] = 1
+    """How many batches of a DataLoader make one optimizer update, each of them computed by itself; other data has
+    `batch_size` and `train.accumulate`. Lightning calls it accumulate_grad_batches."""
+    init_args: dict[str, Any] = {}
+    """Arguments of the class that have the name of a key of this section, such as {batch_size: 32} of a
+    LightningDataModule."""
     residency: Literal["auto", "device", "host", "disk"] = "auto"
     """Where the data lives during training: device (in the accelerator's memory), host (copied ahead of each step) or
     disk (read from files ahead of each step, in bounded memory). auto decides by size. Never changes the result."""

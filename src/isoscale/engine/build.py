@@ -111,6 +111,7 @@ def build(
         view.precision = decided.precision
         view.logger = logger = RunLogger(observers, view)
         view.loggers, view.log_dir = [logger], logger.log_dir
+        view.min_epochs, view.min_steps = settings.train.min_epochs, settings.train.min_steps
         with precision.applied():
             if begin is not None:
                 fit(transforms, train.source, observers.note)
@@ -169,8 +170,10 @@ def _planner(settings: Settings, train: Split, val: Split | None, saving: bool) 
         train.plan,
         min(limit for limit in limits if limit),
         settings.observe.every,
-        Cadence.parse(section.evaluate) if val else never,
-        Cadence.parse("1 epoch" if every == "auto" else every) if saving else never,
+        Cadence.parse(section.evaluate).in_steps(train.plan.steps_per_epoch) if val else never,
+        Cadence.parse("1 epoch" if every == "auto" else every).in_steps(train.plan.steps_per_epoch)
+        if saving
+        else never,
         first=settings.observe.curve is not None,
     )
 

@@ -9,25 +9,37 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from isoscale.config import Config, OpenConfig
 
 Unit = Literal["epoch", "step", "minute", "never"]
-_PATTERN = re.compile(r"(\d+)\s*(epoch|step|minute)s?")
+_PATTERN = re.compile(r"(\d+)\s*(epoch|step|minute)s?( of each epoch)?")
+_FRACTION = re.compile(r"(0?\.\d+)\s*epochs?")
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """A count of a unit; `Cadence(2, "epoch")` is every second epoch."""
+    """A count of a unit; `Cadence(2, "epoch")` is every second epoch, `Cadence(0.25, "epoch")` four times in each."""
 
-    count: int
+    count: int | float
     unit: Unit
+    of_epoch: bool = False
+    """Whether steps are counted from the beginning of each epoch."""
 
     @classmethod
     def parse(cls, text: str) -> "Cadence":
         """Read "500 steps"; raises ValueError with the accepted forms."""
         if text.strip() == "never":
             return cls(1, "never")
+        fraction = _FRACTION.fullmatch(text.strip())
+        if fraction and float(fraction[1]):
+            return cls(float(fraction[1]), "epoch")
         match = _PATTERN.fullmatch(text.strip())
-        if not match or int(match[1]) < 1:
+        if not match or int(match[1]) < 1 or (match[3] and match[2] != "step"):
             raise ValueError(f'{text!r} is not a cadence: write "1 epoch", "500 steps", "10 minutes" or "never"')
-        return cls(int(match[1]), match[2])  # type: ignore[arg-type]
+        return cls(int(match[1]), match[2], bool(match[3]))  # type: ignore[arg-type]
+
+    def in_steps(self, steps_per_epoch: int) -> "Cadence":
+        """A part of an epoch as so many of its steps; everything else as it is."""
+        if not isinstance(self.count, float):
+            return self
+        return Cadence(max(1, int(self.count * steps_per_epoch)), "step", of_epoch=True)
 
 
 def _in_steps(value: object) -> object:
@@ -277,8 +289,16 @@ class Train(Config):
     """Weights of the named terms when the task's loss is a dict; a number, or {start, end}. Terms left out weigh 1."""
     early_stopping: EarlyStopping | None = None
     """End the training when a metric stops improving."""
+    min_epochs: Positive | None = None
+    """Epochs before which neither early stopping nor a callback ends the training."""
+    min_steps: Positive | None = None
+    """Steps before which neither early stopping nor a callback ends the training."""
+    callbacks: list[Any] = []
+    """Callbacks: objects with Lightning's hook names, by class path, alone or as {class, arguments}. They may change
+    what is trained, so that a run is continued with those that it began with."""
     evaluate: CadenceText = "1 epoch"
-    """How often to evaluate on the validation data: "1 epoch", "500 steps", "never"."""
+    """How often to evaluate on the validation data: "1 epoch", "500 steps", "never"; also "0.25 epochs", four times in
+    each, and "500 steps of each epoch", counted anew in every epoch."""
     limit_train_batches: Limit = None
     """Use only this many training batches per epoch: a number, or a fraction such as 0.1."""
     limit_val_batches: Limit = None

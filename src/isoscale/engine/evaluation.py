@@ -1,6 +1,6 @@
 """Evaluation: every sample exactly once, metrics as (sum, weight) pairs, one read-back in the end."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isoscale.data import rng
-from isoscale.data.batches import Plan
+from isoscale.data.batches import Plan, map_tensors
 from isoscale.data.feeds.feed import Feed, Part
 from isoscale.data.sources import is_vectorised
 from isoscale.engine.assembly import Assembly
@@ -160,17 +160,27 @@ def _record_loss(forward: Forward, output: Any, count: int) -> set[str]:
 @rng.use(None)
 def predict(forward: Forward, feed: Feed, plan: Plan, ranks: Ranks = ALONE) -> Any:
     """The predictions of every sample, in the order of the source, on the host; those of all ranks together."""
+    outputs = [[_to_host(output) for output in batch] for batch in _predicted(forward, feed, plan)]
+    of_ranks = ranks.all_gather(outputs, "the predictions of all ranks")
+    return _joined([output for batch in zip(*of_ranks, strict=True) for of_rank in batch for output in of_rank])
+
+
+@torch.no_grad()
+@rng.use(None)
+def predict_batches(forward: Forward, feed: Feed, plan: Plan) -> list[Any]:
+    """What `predict_step` returns for each batch, whatever it is; its tensors on the host."""
+    return [map_tensors(output, Tensor.cpu) for batch in _predicted(forward, feed, plan) for output in batch]
+
+
+def _predicted(forward: Forward, feed: Feed, plan: Plan) -> Iterator[list[Any]]:
+    """What the parts of each batch are predicted to be."""
     forward.context.enter()
     begin(forward.task, "predict")
-    outputs = []
     for batch_idx in range(plan.steps_per_epoch):
-        parts = (part for shard in feed.parts(batch_idx) for part in shard)
-        outputs.append([_to_host(forward(part, batch_idx)) for part in parts])
+        yield [forward(part, batch_idx) for shard in feed.parts(batch_idx) for part in shard]
     call_hook(forward.task, "on_predict_epoch_end")
     call_hook(forward.task, "on_predict_end")
     forward.context.leave()
-    of_ranks = ranks.all_gather(outputs, "the predictions of all ranks")
-    return _joined([output for batch in zip(*of_ranks, strict=True) for of_rank in batch for output in of_rank])
 
 
 def show_results(forward: Forward, split: Split, ranks: Ranks = ALONE) -> dict[str, Figure]:
@@ -392,9 +402,10 @@ class DatasetEvaluator:
 
     def _step_before(self, step: int) -> int:
         """Of the evaluation before."""
-        cadence = self._plan.evaluate
-        every = cadence.count * (self._plan.batches.steps_per_epoch if cadence.unit == "epoch" else 1)
-        return max(0, step - 1) // every * every
+        cadence, per_epoch, last = self._plan.evaluate, self._plan.batches.steps_per_epoch, max(0, step - 1)
+        every = int(cadence.count * (per_epoch if cadence.unit == "epoch" else 1))
+        began = last - last % per_epoch if cadence.of_epoch else 0
+        return began + (last - began) // every * every
 
     def _measure(
         self, stage: str, split: Split, step: int, occasion: Occasion, interrupted: Asked = never

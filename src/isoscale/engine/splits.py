@@ -113,6 +113,9 @@ class SplitMaker:
             return self._mixture(wanted.source, self._settings.seed, limit, num_micro, decided)
         source = self._overfit(self._subset(wanted.source), wanted.batch_size)
         order = self._order(source, wanted)
+        if self._settings.data.loader_batches > 1:
+            self._join_batches(wanted, order.num_samples)
+            num_micro *= self._settings.data.loader_batches
         plan = self._plan(source, wanted, order, self._settings.train.limit_train_batches, num_micro)
         return self._split(source, plan, order, decided)
 
@@ -224,6 +227,22 @@ class SplitMaker:
             return None
         source = as_source(given)
         return Wanted(source, _one_size(source, section.batch_size), section.shuffle, section.drop_last)
+
+    def _join_batches(self, wanted: Wanted, num_samples: int) -> None:
+        """Let several batches of the loader make one update, of which they are the micro-batches."""
+        count = self._settings.data.loader_batches
+        if self._loaded is None:
+            raise UserError(
+                "data.loader_batches (accumulate_grad_batches) is for DataLoaders: here data.batch_size is the batch "
+                "of an update, and train.accumulate cuts it"
+            )
+        num_batches, whole = num_samples // wanted.batch_size, wanted.batch_size * count
+        if wanted.drop_last and num_batches % count:
+            raise UserError(
+                f"the loader drops its last batch and has {num_batches} others, which accumulate_grad_batches={count} "
+                "does not divide: leave out drop_last, or choose a number that does"
+            )
+        wanted.batch_size = min(whole, num_samples)
 
     def _subset(self, source: Source) -> Source:
         subset = self._settings.data.subset

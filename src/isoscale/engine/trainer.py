@@ -101,7 +101,7 @@ class Trainer:
         task, view = self.parts.task, self.parts.view
         sees_steps = any(overrides(task, f"on_train_batch_{end}") for end in ("start", "end"))
         self.agreed = Agreement(ranks, self.stop, step, lambda: view.may_end, sees_steps)
-        self._may_end = bool(view.callbacks) or is_lightning_module(task)
+        self._hooks_may_end = bool(view.callbacks) or is_lightning_module(task)
         """Whether there are hooks that may ask the training to end."""
         self.figures = FigureWriter(self.parts, settings.observe, observers, ranks)
         self.evaluations = Evaluations(
@@ -227,7 +227,7 @@ class Trainer:
             self.profile.start_clock()
         try:
             if progress.step:  # a run that was stopped at a boundary may have left something undone there
-                if self._may_end:
+                if self._hooks_may_end:
                     self.agreed.agree_to_end()
                 self._at_boundary(self._due())
             while progress.step < plan.num_steps and not progress.ended and not self.agreed.stopped:
@@ -367,7 +367,7 @@ class Trainer:
                 self.parts.configured.after_epoch(epoch + 1, {**progress.values, **values} if is_cut else values)
         checks.tell_not_finite(values, progress.step, self.observers)
         watched = with_monitors(watched, self.settings)
-        stopped_improving = self.early_stopping.watch(watched)
+        stopped_improving = self.early_stopping.watch(watched) and self._has_trained_enough
         progress.ended = self._is_ending() or stopped_improving
         if progress.ended and self.val is not None:
             last = self.evaluations.finish(self.val)
@@ -388,7 +388,13 @@ class Trainer:
 
     def _is_ending(self) -> bool:
         """Whether hooks of any rank have asked training to end; all ranks ask for it."""
-        return self._may_end and self.agreed.agree_to_end()
+        return self._hooks_may_end and self.agreed.agree_to_end()
+
+    @property
+    def _has_trained_enough(self) -> bool:
+        """Whether so much is trained that something else than the plan may end it."""
+        section, step = self.settings.train, self.progress.step
+        return step >= (section.min_steps or 0) and step // self.train.plan.steps_per_epoch >= (section.min_epochs or 0)
 
     def _check_optimised(self) -> None:
         check_replaced(self.parts.task, self.parts.optimizers, self._made)

@@ -39,14 +39,14 @@ def check_recipe(loaded: LoadedRecipe) -> None:
 def component_problems(
     values: dict[str, Any], schema_problems: Sequence[Problem] = (), imported: bool = True
 ) -> list[Problem]:
-    """The problems of task, data, optimizer, schedule and loggers, from values that need not have passed the schema.
+    """The problems of components of all sections, from values that need not have passed the schema.
 
     Classes of others are looked up in their source where they must not be imported.
     A section that is written under a misspelt name is left alone: its default would be checked in its place.
     """
     misspelt = {problem.suggestion for problem in schema_problems if len(problem.path) == 1}
     checks = {"task": _check_task, "data": _check_data, "optimizer": _check_optimizer, "schedule": _check_schedule,
-              "observe": _check_observe}  # fmt: skip
+              "observe": _check_observe, "train": _check_train}  # fmt: skip
     problems: list[Problem] = []
     look = resolve if imported else read
     for name, check_section in checks.items():
@@ -64,7 +64,9 @@ def _check_task(section: dict[str, Any], look: Look) -> list[Problem]:
 
 
 def _check_data(section: dict[str, Any], look: Look) -> list[Problem]:
-    problems = _check_class("data", section, Data().class_, _arguments("data", section), look)
+    own = section.get("init_args")
+    arguments = _arguments("data", section) | (own if isinstance(own, dict) else {})
+    problems = _check_class("data", section, Data().class_, arguments, look)
     transforms = section.get("transforms")
     for position, transform in enumerate(transforms if isinstance(transforms, list) else []):
         problems += check(transform, ("data", "transforms", position), look=look)
@@ -92,6 +94,12 @@ def _check_schedule(
 def _check_observe(section: dict[str, Any], look: Look) -> list[Problem]:
     loggers = section.get("loggers")
     return logger_problems(loggers, look) if isinstance(loggers, list) else []
+
+
+def _check_train(section: dict[str, Any], look: Look) -> list[Problem]:
+    callbacks = section.get("callbacks")
+    listed = enumerate(callbacks if isinstance(callbacks, list) else [])
+    return [problem for place, spec in listed for problem in check(spec, ("train", "callbacks", place), look=look)]
 
 
 def _arguments(name: str, section: dict[str, Any]) -> dict[str, Any]:

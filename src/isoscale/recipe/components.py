@@ -125,7 +125,7 @@ def task_spec(task: Task) -> dict[str, Any]:
 
 def data_spec(data: Data) -> dict[str, Any]:
     """The data of a recipe as a component; batch size and the like are the engine's and stay out."""
-    return {"class": data.class_, **data.arguments}
+    return {"class": data.class_, **data.arguments, **data.init_args}
 
 
 def instantiate(spec: Spec, **provided: Any) -> Any:

@@ -136,7 +136,7 @@ def component_names(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _specs(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
-    sections = {name: values.get(name) for name in ("task", "data", "observe")}
+    sections = {name: values.get(name) for name in ("task", "data", "observe", "train")}
     found = {name: section for name, section in sections.items() if isinstance(section, Mapping)}
     yield ("task", "model"), found.get("task", {}).get("model")
     for key in FUNCTIONS:
@@ -144,7 +144,7 @@ def _specs(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
         for place, spec in [(("task", key), value)] if isinstance(value, str) else _numbered(value, ("task", key)):
             if is_path(spec):
                 yield place, spec
-    for section, key in (("data", "transforms"), ("observe", "loggers")):
+    for section, key in (("data", "transforms"), ("observe", "loggers"), ("train", "callbacks")):
         yield from _numbered(found.get(section, {}).get(key), (section, key))
 
 

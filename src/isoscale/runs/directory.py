@@ -55,14 +55,15 @@ class RunDirectory:
         """What was written to run.json, to be put into checkpoints too."""
 
     @classmethod
-    def fresh(cls, name: str, job: str = "") -> "RunDirectory":
+    def fresh(cls, name: str, job: str = "", root: Path = ROOT) -> "RunDirectory":
         """A new directory below `runs`, named after the recipe and the batch job, or the time where there is none."""
-        return cls(next(path for path in _candidates(name, job or time.strftime("%Y%m%d-%H%M%S")) if _claim(path)))
+        suffix = job or time.strftime("%Y%m%d-%H%M%S")
+        return cls(next(path for path in _candidates(root, name, suffix) if _claim(path)))
 
     @classmethod
-    def of_job(cls, name: str, job: str) -> list["RunDirectory"]:
+    def of_job(cls, name: str, job: str, root: Path = ROOT) -> list["RunDirectory"]:
         """The directories that a batch job has given to runs of a recipe, oldest first."""
-        return [cls(path) for path in takewhile(Path.exists, _candidates(name, job))]
+        return [cls(path) for path in takewhile(Path.exists, _candidates(root, name, job))]
 
     @property
     def exists(self) -> bool:
@@ -158,11 +159,11 @@ class RunDirectory:
         other._written = self._written
 
 
-def _candidates(name: str, suffix: str) -> Iterator[Path]:
+def _candidates(root: Path, name: str, suffix: str) -> Iterator[Path]:
     """Where the runs of one job, or of one second, go."""
     stem = f"{name.replace('/', '-')}-{suffix}"
-    yield ROOT / stem
-    yield from (ROOT / f"{stem}-{number}" for number in range(2, 1000))
+    yield root / stem
+    yield from (root / f"{stem}-{number}" for number in range(2, 1000))
 
 
 def _claim(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A trained network as one file that can be used elsewhere: weights, TorchScript, or a program of torch.export."""
+"""A trained network as one file for use elsewhere: weights, TorchScript, torch.export's program, Lightning's .ckpt."""
 
 import io
 import json
@@ -22,6 +22,7 @@ from isoscale.recipe.load import load_recipe
 from isoscale.recipe.problems import RecipeError
 from isoscale.recipe.seal import is_sealed, seal
 from isoscale.recipe.trust import problems_of_foreign
+from isoscale.runs.ckpt import write_ckpt
 from isoscale.runs.inference import example
 from isoscale.runs.run import Run
 from isoscale.system.files import failures_in_words, write_aside, written_aside
@@ -59,7 +60,8 @@ def export(run: str | Path | Run, path: str | Path, checkpoint: str | None = Non
     """Write the best weights of a run (or those of another checkpoint) to a file.
 
     By the ending of its name: `.safetensors` has the weights; `.pt` is TorchScript and `.pt2` a program of
-    torch.export, and both run where isoscale is not installed. A task or its model may have a method `deployed`, which
+    torch.export, and both run where isoscale is not installed; `.ckpt` is what `load_from_checkpoint` of Lightning
+    reads. A task or its model may have a method `deployed`, which
     returns the module to be written as TorchScript, with a method `described` for what the file says about itself.
     """
     found, target = run if isinstance(run, Run) else Run.find(str(run)), Path(path)
@@ -149,8 +151,12 @@ def _exported_program(network: _Network) -> Any:
     return program
 
 
+def _write_ckpt(run: Run, path: Path, checkpoint: str | None) -> Exported:
+    return Exported(path, *write_ckpt(run, path, checkpoint))
+
+
 WRITERS: dict[str, Callable[[Run, Path, str | None], Exported]] = {
-    ".safetensors": _write_weights, ".pt": _write_script, ".pt2": _write_program
+    ".safetensors": _write_weights, ".pt": _write_script, ".pt2": _write_program, ".ckpt": _write_ckpt
 }  # fmt: skip
 
 

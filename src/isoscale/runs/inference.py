@@ -5,18 +5,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from isoscale.data.batches import Batch
 from isoscale.data.feeds.feed import Feed, Part, Slot
 from isoscale.data.sources import Sources
 from isoscale.engine.build import place
-from isoscale.engine.config import LossWeight
+from isoscale.engine.config import Limit, LossWeight
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Store, evaluates_dataset, writes_predictions
-from isoscale.engine.evaluation import evaluate, show_results
+from isoscale.engine.evaluation import evaluate, predict_batches, show_results
 from isoscale.engine.evaluation import predict as predict_all
 from isoscale.engine.figures import sample
 from isoscale.engine.metrics.accumulators import Recorder
@@ -68,14 +70,21 @@ class _Watched:
         self.feed.close()
 
 
-class _Application:
-    """A finished run's task on the device, ready to be applied to data."""
+class Application:
+    """A task on the device, as a recipe says, ready to be applied to data."""
 
-    def __init__(self, run: Run, checkpoint: str | None, data: Any, split: str, device: str) -> None:
-        self.loaded: LoadedRecipe = run.to_build()
+    def __init__(
+        self, task: nn.Module, loaded: LoadedRecipe, data: Any, split: str, device: str = "auto", *,
+        decided: Mapping[str, Any] = MappingProxyType({}), own_data: Callable[[], Any] | None = None,
+        checkpoint: Path | None = None,
+    ) -> None:  # fmt: skip
+        """`decided` is what a run has decided, whose `checkpoint` has what transforms measured.
+
+        Where no data is given, it is `own_data`.
+        """
+        self.loaded = loaded
         recipe = self.loaded.recipe
         self.settings = Settings(seed=recipe.seed, train=recipe.train, data=recipe.data)
-        decided = run.record.get("decided", {})
         self.accelerator = accelerators.find(device)
         same = self.accelerator.kind == decided.get("device")
         self.precision = (
@@ -83,7 +92,7 @@ class _Application:
             if same
             else resolve(recipe.train.precision, self.accelerator)
         )
-        self.task = run.live_task(checkpoint)
+        self.task = task
         place(self.task, self.accelerator, self.precision, False, lambda text: None)
         if same and decided.get("memory_format") == "channels_last":
             store_channels_last(self.task)
@@ -91,16 +100,27 @@ class _Application:
         self._is_handed = data is not None
         if self._is_handed:
             self.settings = for_other_data(self.settings)
-        given = in_split(data, split, self.task) if self._is_handed else run.data()
+        given = in_split(data, split, self.task) if own_data is None or self._is_handed else own_data()
         self._data = adapted(self.task, given, say=_say)
-        self.transforms = _fitted(recipe.data.transforms, run.checkpoint(checkpoint))
+        self.transforms = _fitted(recipe.data.transforms, checkpoint)
         self._sample: Batch = None
         self._feeds: list[Feed] = []
         self._waiting = Waiting("batches")
 
-    def split(self, name: str, by_row: bool = False) -> Split:
+    @classmethod
+    def of_run(cls, run: Run, checkpoint: str | None, data: Any, split: str, device: str) -> "Application":
+        """A finished run's task, on its own data or on other."""
+        loaded, decided = run.to_build(), run.record.get("decided", {})
+        return cls(
+            run.live_task(checkpoint), loaded, data, split, device, decided=decided, own_data=run.data,
+            checkpoint=run.checkpoint(checkpoint),
+        )  # fmt: skip
+
+    def split(self, name: str, by_row: bool = False, limit: Limit = None) -> Split:
+        """The data that is meant; of test data at most what the recipe says, if nothing else is."""
         maker = SplitMaker(self._data, self.settings, self.accelerator)
-        limit = self.settings.train.limit_test_batches if name == "test" and not by_row else None
+        if limit is None and name == "test" and not by_row:
+            limit = self.settings.train.limit_test_batches
         split = maker.evaluation(name, limit, by_row, by_row and writes_predictions(self.task))
         if split is None:
             systems = f"name {applied_to()} (--data PATH), " if _reader_of_paths(self.loaded.recipe) else ""
@@ -148,6 +168,7 @@ class _Application:
         return found(prediction)
 
     def forward(self, stage: str) -> Forward:
+        """The task's step of a stage."""
         recorder = Recorder(self.accelerator.device)
         weights = {name: _last(weight) for name, weight in self.settings.train.loss_weights.items()}
         made = Forward(self.task, StepContext(stage, self.task, recorder), self.transforms, self.precision, weights)
@@ -160,10 +181,10 @@ def _last(weight: float | LossWeight) -> float:
     return weight.end if isinstance(weight, LossWeight) else float(weight)
 
 
-def _fitted(specs: Sequence[Any], checkpoint: Path) -> list[Any]:
+def _fitted(specs: Sequence[Any], checkpoint: Path | None) -> list[Any]:
     """The transforms of a recipe with what they measured at the start of the run."""
     transforms = [instantiate(spec) for spec in specs]
-    if fitted(transforms):
+    if fitted(transforms) and checkpoint is not None:
         FittedStates(transforms).load(read(checkpoint)[0].get("transforms", {}), {})
     return transforms
 
@@ -184,9 +205,13 @@ def measure(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, split: str = "test", device: str = "auto"
 ) -> Measured:
     """The metrics of a run's best weights (or of another checkpoint) on its test data, and what there is to look at."""
-    application = _Application(_cautioned(run, checkpoint), checkpoint, data, split, device)
+    return measured(Application.of_run(_cautioned(run, checkpoint), checkpoint, data, split, device), split)
+
+
+def measured(application: Application, split: str, limit: Limit = None) -> Measured:
+    """The metrics of a task on a split, and what there is to look at."""
     with application.applied():
-        part, stage = application.split(split), "val" if split == "val" else "test"
+        part, stage = application.split(split, limit=limit), "val" if split == "val" else "test"
         enough = evaluates_dataset(application.task) and getattr(application.task, "dataset_metrics_only", False)
         values = {} if enough else evaluate(application.forward(stage), part.feed, part.plan)
         dataset = application.dataset(stage, part)
@@ -243,12 +268,12 @@ def predict(
     With a folder, they are written there, as .npy files; a task that brings them into a shape of its own does so while
     it makes them.
     """
-    application = _Application(_cautioned(run, checkpoint), checkpoint, data, split, device)
+    application = Application.of_run(_cautioned(run, checkpoint), checkpoint, data, split, device)
     with Store(folder) as store, application.applied():
         return _predicted(application, application.split(split, by_row=True), store)
 
 
-def _predicted(application: _Application, part: Split, store: Store) -> dict[str, torch.Tensor]:
+def _predicted(application: Application, part: Split, store: Store) -> dict[str, torch.Tensor]:
     """What a task predicts for a split, put into a store."""
     if writes_predictions(application.task):
         application.task.write_predictions(application.dataset("predict", part), store)  # type: ignore[operator]
@@ -259,6 +284,13 @@ def _predicted(application: _Application, part: Split, store: Store) -> dict[str
         for name, values in named.items():
             store.put(name, (values.float() if values.dtype == torch.bfloat16 else values).numpy())
     return store.finish()
+
+
+def batch_predictions(application: Application, split: str, limit: Limit = None) -> list[Any]:
+    """What `predict_step` returns for every batch, in the order of the data, on the host, as Lightning lists it."""
+    with application.applied():
+        part = application.split(split, by_row=True, limit=limit)
+        return predict_batches(application.forward("predict"), part.feed, part.plan)
 
 
 class Written(NamedTuple):
@@ -284,7 +316,7 @@ def write_predictions(
     with world.guarded():
         data = other_data(run, paths, "predict") if paths else None
         split = "predict" if paths else split
-        application = _Application(_cautioned(run, checkpoint, ranks), checkpoint, data, split, "auto")
+        application = Application.of_run(_cautioned(run, checkpoint, ranks), checkpoint, data, split, "auto")
         with application.applied():
             part = application.split(split, by_row=True)
             has_files = writes_predictions(application.task) and getattr(part.source, "writes_files", False)
@@ -339,7 +371,7 @@ def figures(
     run: str | Path | Run, checkpoint: str | None = None, data: Any = None, split: str = "val", device: str = "auto"
 ) -> dict[str, Figure]:
     """What a run's task shows of a part of its data, by name: figures and pictures. Empty where it shows nothing."""
-    application = _Application(_as_run(run), checkpoint, data, split, device)
+    application = Application.of_run(_as_run(run), checkpoint, data, split, device)
     with application.applied():
         part = application.split(split)
         dataset = application.dataset("val" if split == "val" else "test", part)
@@ -350,7 +382,7 @@ def figures(
 
 def example(run: str | Path | Run, checkpoint: str | None, count: int) -> tuple[Batch, list[str]]:
     """A few training samples of a run as its network sees them, and the names of the transforms that made them so."""
-    application = _Application(_as_run(run), checkpoint, None, "train", "cpu")
+    application = Application.of_run(_as_run(run), checkpoint, None, "train", "cpu")
     source, transforms = application.split("train").source, application.transforms
     batch = sample(source, count, transforms, torch.device("cpu"), application.precision.dtype)
     return batch, [type(transform).__name__ for transform in transforms]

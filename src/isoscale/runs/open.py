@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import InitFrom, Recipe
 from isoscale.recipe.trust import Trust
 from isoscale.runs import attempts
-from isoscale.runs.directory import REBUILT, RunDirectory
+from isoscale.runs.directory import REBUILT, ROOT, RunDirectory
 from isoscale.runs.init_from import start_from
 from isoscale.system import devices as accelerators
 
@@ -41,6 +41,17 @@ class Given:
 
     task: nn.Module
     data: Any
+    callbacks: Sequence[Any] = ()
+    """Those of the recipe come after them."""
+    root: Path = ROOT
+    """Where directories of new runs are made."""
+    notes: Sequence[str] = ()
+    """What to tell the user when it starts."""
+
+    @property
+    def callback_names(self) -> list[str]:
+        """What the callbacks are, for the record of the run."""
+        return [f"{type(each).__module__}.{type(each).__qualname__}" for each in self.callbacks]
 
 
 @dataclass
@@ -71,8 +82,14 @@ class OpenedRun:
         return Settings(
             recipe.seed, recipe.optimizer, recipe.schedule, recipe.train, recipe.data, recipe.parallel,
             recipe.checkpoint, recipe.observe, _prepared(recipe.optimizer), _prepared(recipe.schedule),
-            folder=self.where,
+            callbacks=self.callbacks, folder=self.where,
         )  # fmt: skip
+
+    @cached_property
+    def callbacks(self) -> tuple[Any, ...]:
+        """The callbacks given in Python, then those of the recipe; built once, because they remember things."""
+        given = () if self.given is None else tuple(self.given.callbacks)
+        return (*given, *(instantiate(spec) for spec in self.recipe.train.callbacks))
 
     def components(self) -> tuple[nn.Module, Any, Sequence[Any]]:
         """Task, data and transforms; the initial weights are a function of the seed."""
@@ -160,6 +177,7 @@ def _opened(
     trust: bool,
 ) -> OpenedRun:  # fmt: skip
     opened = _found(source, overrides, run, given, save, profile, Trust.of(trust))
+    opened.notes += given.notes if given else []
     opened.notes += [note] if (note := opened.loaded.sweep_note) else []
     opened.notes += opened.loaded.notes
     return opened
@@ -184,7 +202,8 @@ def _found(
     interrupted = _interrupted(source, overrides, loaded.name, job, given) if directory is None and job else None
     if interrupted is not None:
         return _continued(source, overrides, interrupted, given, profile, trust)
-    return OpenedRun(loaded, directory or RunDirectory.fresh(loaded.name, job), given=given, profile=profile)
+    root = given.root if given else ROOT
+    return OpenedRun(loaded, directory or RunDirectory.fresh(loaded.name, job, root), given=given, profile=profile)
 
 
 def _interrupted(
@@ -192,7 +211,7 @@ def _interrupted(
 ) -> RunDirectory | None:  # fmt: skip
     """The run that a job trained with this recipe before it was put back into the queue."""
     task = type(given.task).__qualname__ if given else None
-    for directory in RunDirectory.of_job(name, job):
+    for directory in RunDirectory.of_job(name, job, given.root if given else ROOT):
         record = directory.read() if directory.exists else {}
         if not attempts.is_from_before(record.get("stretches", [])) or record.get("given") != task:
             continue
@@ -239,6 +258,11 @@ def _continued(
             "start a new run (leave out --run, or name another directory), or take these changes back"
         )
     notes = [f"continues the run in {directory.path}", *([record[REBUILT]] if REBUILT in record else [])]
+    before, now = record.get("callbacks", []), given.callback_names if given else []
+    if before != now:
+        notes.append(
+            f"other callbacks than at the last start: {', '.join(before) or 'none'} → {', '.join(now) or 'none'}"
+        )
     if changes:
         notes.append(f"changed since the last start:\n{describe(changes)}")
     own = str(directory.recipe)

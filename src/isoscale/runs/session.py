@@ -260,8 +260,10 @@ class Session:
             self._began = time.monotonic()
             begun["stretches"] = attempts.begun(self._attempts(), progress.step, hosts)
         self._record(status="running", decided=trainer.decided.as_dict(), num_steps=plan.num_steps,
+                     steps_per_epoch=plan.batches.steps_per_epoch,
                      device=device.description, starts=self._starts(trainer),
-                     given=type(run.given.task).__qualname__ if run.given else None, **begun)  # fmt: skip
+                     given=type(run.given.task).__qualname__ if run.given else None,
+                     callbacks=run.given.callback_names if run.given else [], **begun)  # fmt: skip
         rows = start_rows(run, trainer)
         layers = look(trainer.parts).layers
         if run.ranks.backend == "gloo" and not run.ranks.alone and device.kind != "cpu":

@@ -29,6 +29,8 @@ class Importer:
     """The function that translates: (PeerFile, list of problems) -> Imported, both of `isoscale.science.importing`."""
     sections: tuple[str, ...] = ()
     """Sections of the file whose keys overrides may speak; with any, the file may stand in the place of a recipe."""
+    changes: tuple[str, ...] = ()
+    """Sections whose keys may be changed while a recipe is made of the file, and only then."""
     example: str = ""
     """Such an override, for `--help`."""
     aliases: str = ""

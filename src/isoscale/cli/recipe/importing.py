@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isoscale.science import registry
+from isoscale.recipe.importing.registered import importers
 from isoscale.system.printing import echo
 
 if TYPE_CHECKING:
     from isoscale.science.importing import Imported, Remark
 
-FILES = ", or ".join(importer.files for importer in registry.importers())
-KEYS = ", or of ".join(f"{each.title}: {each.example}" for each in registry.importers() if each.sections)
+FILES = ", or ".join(importer.files for importer in importers())
+KEYS = ", or of ".join(f"{each.title}: {each.example}" for each in importers() if each.sections or each.changes)
 
 
 def import_parameters(

@@ -75,7 +75,9 @@ def train(
 def export(
     out: Annotated[
         Path,
-        typer.Option(help="The file to write: .safetensors (weights), .pt (TorchScript) or .pt2 (torch.export)."),
+        typer.Option(
+            help="The file to write: .safetensors (weights), .pt (TorchScript), .pt2 (torch.export), .ckpt (Lightning)."
+        ),
     ],
     run: RUN = None,
     checkpoint: CHECKPOINT = None,

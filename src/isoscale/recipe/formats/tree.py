@@ -15,6 +15,11 @@ from isoscale.recipe.names import class_path
 NAMED_SECTIONS = (("optimizer",), ("schedule",))
 """Which say what they are by a name or by a class."""
 CLASS_SYNONYMS = ("_target_", "class_path", "class_")
+DATA_KEYS = (
+    "batch_size", "loader_batches", "eval_batch_size", "residency", "samples_per_epoch", "shuffle", "workers",
+    "drop_last", "transforms", "subset",
+)  # fmt: skip
+"""Keys of the section `data` that are the engine's: in `init_args`, they are arguments of the class all the same."""
 
 
 class Origin(NamedTuple):
@@ -137,7 +142,10 @@ def _one_class_key(entries: dict[str, Node], problems: list[Problem], path: KeyP
     nested = arguments.get("init_args")
     if nested is not None and (nested.value is None or isinstance(nested.value, dict)):
         del arguments["init_args"]
-        for key, child in (nested.value or {}).items():
+        apart = {key: child for key, child in (nested.value or {}).items() if path == ("data",) and key in DATA_KEYS}
+        if apart:
+            arguments["init_args"] = replace(nested, value=apart)
+        for key, child in ((key, child) for key, child in (nested.value or {}).items() if key not in apart):
             if key in arguments or key == "class":
                 message = "stands both beside the class and in init_args; keep one of them"
                 problems.append(Problem((*path, key), message, str(child.origin)))

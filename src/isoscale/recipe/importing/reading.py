@@ -10,12 +10,12 @@ from isoscale.errors import UNKNOWN_KEY, KeyPath, Problem, UserError, nearest
 from isoscale.parallel.environments import find as environment
 from isoscale.recipe.formats.tree import COMMAND_LINE, PYTHON_CALL, Node, Origin, flat, origins, plain
 from isoscale.recipe.formats.yaml_writer import write_yaml
+from isoscale.recipe.importing.registered import importers
 from isoscale.recipe.overrides import Overrides, apply_overrides
 from isoscale.recipe.presets import SUFFIXES, locate, read_location
 from isoscale.recipe.problems import RecipeError
 from isoscale.recipe.schema import Recipe
 from isoscale.recipe.validation import section_keys
-from isoscale.science import registry
 from isoscale.science.domain import Importer, load
 from isoscale.science.importing import Imported, PeerFile
 
@@ -37,7 +37,7 @@ def input_of(node: Node) -> Importer | None:
 
 def _recognising(node: Node) -> Iterable[Importer]:
     values = plain(node)
-    return (each for each in registry.importers() if each.recognises(values))
+    return (each for each in importers() if each.recognises(values))
 
 
 def translated(
@@ -74,8 +74,9 @@ def import_file(path: Path, words: Sequence[str], moved: Path | None, config: st
     importer, problems = _importer(path), list[Problem]()
     if config is not None and not importer.holds_configs:
         raise UserError(f"{path} is {importer.title}, which has no configurations to choose from: leave out --config")
-    if words and not importer.sections:
-        inputs = ", or ".join(each.title for each in registry.importers() if each.sections)
+    sections = importer.sections or importer.changes
+    if words and not sections:
+        inputs = ", or ".join(each.title for each in importers() if each.sections)
         raise UserError(f"{words[0]} can only stand beside {inputs}: change the recipe instead")
     if importer.opens:
         file = load(importer.opens)(path)
@@ -84,8 +85,8 @@ def import_file(path: Path, words: Sequence[str], moved: Path | None, config: st
         node, label = read_location(location, problems, merge_keys=True), location.label
         if importer.holds_configs:
             node, label = _config(node, config, label)
-        own, rest = split(words, importer.sections)
-        problems += _misspelt(rest, importer.sections)
+        own, rest = split(words, sections)
+        problems += _misspelt(rest, sections)
         for word in rest if not problems else ():
             raise UserError(f"{word} is not a key of {path}: put it into the recipe that is made of it")
         node = apply_overrides(node, _as_spelled(own, node, importer), problems)
@@ -119,7 +120,7 @@ def _importer(path: Path) -> Importer:
     """Who can make a recipe of a file or a folder, by its name or else by what is in it."""
     if not path.exists():
         raise UserError(f"cannot read {path}: {os.strerror(errno.ENOENT)}")
-    for importer in registry.importers():
+    for importer in importers():
         inside = path.iterdir() if path.is_dir() else [path]
         if any(file.name.endswith(importer.endings) for file in inside):
             return importer
@@ -130,7 +131,7 @@ def _importer(path: Path) -> Importer:
     if found is None and problems:
         raise RecipeError(problems)
     if found is None:
-        raise UserError(f"{path} is not {', nor '.join(each.files for each in registry.importers())}")
+        raise UserError(f"{path} is not {', nor '.join(each.files for each in importers())}")
     return found
 
 
@@ -143,7 +144,7 @@ def to_yaml(imported: Imported) -> str:
 def split(overrides: Overrides, sections: Sequence[str] | None = None) -> tuple[Overrides, Overrides]:
     """Overrides that speak the keys of an input file, by default of any program, and those that speak a recipe's."""
     if sections is None:
-        sections = [name for each in registry.importers() if not each.holds_configs for name in each.sections]
+        sections = [name for each in importers() if not each.holds_configs for name in each.sections]
 
     def is_own(word: object) -> bool:
         return _key(str(word)).partition(".")[0] in sections
