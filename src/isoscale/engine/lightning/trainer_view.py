@@ -108,7 +108,7 @@ class TrainerView:
         self.num_val_batches = [] if num_val_batches is None else [num_val_batches]
         self.num_sanity_val_batches = [min(1, each) for each in self.num_val_batches]
         if cadence.unit == "epoch":
-            self.check_val_every_n_epoch = cadence.count
+            self.check_val_every_n_epoch = int(cadence.count)
         elif cadence.unit == "step":
             self.val_check_interval = cadence.count
             is_inside = cadence.count <= self.num_training_batches
