@@ -174,7 +174,7 @@ class Crops:
             check_not_cut(str(array.filename), os.stat(str(array.filename)).st_size, array.offset + array.nbytes)
         found = array[(slice(None), *place)]
         # of a mapped file this is a copy: torch warns of memory that cannot be written to
-        tensor = found if isinstance(found, Tensor) else as_tensor(np.require(found, requirements=["C", "W"]))
+        tensor = found if isinstance(found, Tensor) else as_tensor(np.require(found, _numpy(array), ["C", "W"]))
         if tensor.is_floating_point() and not tensor.isfinite().all():
             field, *cell = (~tensor.isfinite()).nonzero()[0].tolist()
             value = float(tensor[(field, *cell)])
@@ -255,5 +255,7 @@ def _pieces(start: int, count: int, size: int) -> list[tuple[slice, slice]]:
     return found
 
 
-def _numpy(array: Any) -> Any:
-    return array[:0].numpy().dtype if isinstance(array, Tensor) else array.dtype
+def _numpy(array: Any) -> np.dtype[Any]:
+    """The dtype of an array, in the byte order of this machine."""
+    dtype: np.dtype[Any] = array[:0].numpy().dtype if isinstance(array, Tensor) else array.dtype
+    return dtype.newbyteorder("=")

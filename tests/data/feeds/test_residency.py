@@ -363,7 +363,13 @@ def files_of(num_rows: int) -> ColumnSource:
 @pytest.mark.parametrize("residency", ["device", "host"])
 def test_a_residency_that_is_asked_for_is_taken(residency):
     assert choose(source_of(10), residency, device_memory=0, host_memory=0) == residency
-    assert choose(files_of(10), residency, device_memory=0, host_memory=0) == residency
+    assert choose(files_of(10), residency, device_memory=120, host_memory=120) == residency
+
+
+@pytest.mark.parametrize(("residency", "memory"), [("device", (119, 2**40)), ("host", (2**40, 119))])
+def test_files_that_memory_cannot_hold_are_not_read_into_it(residency, memory):
+    with pytest.raises(UserError, match=rf"data\.residency: {residency} would read .* use data\.residency=disk"):
+        choose(files_of(10), residency, *memory)
 
 
 def test_auto_keeps_on_the_device_what_fits_a_share_of_its_memory():

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import shutil
 import sys
 from pathlib import Path
 
@@ -49,6 +50,18 @@ def test_a_file_that_is_being_written_is_not_read(tmp_path: Path, refusal):
         fcntl.flock(writer, fcntl.LOCK_EX)
         assert "a.h5 is being written by another program" in refusal(open_column, str(tmp_path / "a.h5"))
     assert open_column(str(tmp_path / "a.h5")).num_rows == 3
+
+
+def test_a_file_that_says_itself_that_it_is_being_written_is_not_read(tmp_path: Path, refusal):
+    path = tmp_path / "a.h5"
+    with h5py.File(tmp_path / "written.h5", "w", libver="latest") as file:
+        file["x"] = np.zeros(3)
+        file.swmr_mode = True
+        file.flush()
+        shutil.copy(tmp_path / "written.h5", path)  # as the end of a program would leave it
+    message = refusal(open_column, str(path))
+    assert "a.h5 is being written by another program, or was left open by one that was killed" in message
+    assert f"h5clear -s {path}" in message
 
 
 def test_a_file_system_without_locks_is_read_without_them(tmp_path: Path, monkeypatch):

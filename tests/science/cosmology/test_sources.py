@@ -100,6 +100,10 @@ BAD = {
         lambda folder: [with_others(folder), str(write(folder / "b.h5", Hydro=arrays()["Hydro"][:4]))], {},
         "b.h5 has the fields .* but .*box.h5 has .* in the same order",
     ),
+    "no axis of fields": (
+        lambda folder: [with_others(folder), str(write(folder / "b.h5", Nbody=arrays()["Nbody"][0]))], {},
+        r"b.h5: Nbody has the shape \(12, 12, 12\); expected \(fields, cells, cells, cells\)",
+    ),
     "crop": (with_others, {"crop": 0}, "data.crop is 0"),
 }  # fmt: skip
 
@@ -117,6 +121,23 @@ def test_what_is_not_a_number_is_named_with_file_field_and_cell(place: str, tmp_
     write(tmp_path / "box0.h5", Nbody=not_a_number(arrays()["Nbody"]))
     with pytest.raises(UserError, match=r"box0.h5: input, field velocity_y, is nan at the cell \(3, 4, 5\)"):
         train(tmp_path / "run", recipe, data__residency=place)
+
+
+@pytest.mark.parametrize("form", ["hdf5", "npy"])
+def test_boxes_of_another_byte_order_are_read_as_if_they_had_ours(form: str, tmp_path: Path) -> None:
+    swapped = {name: array.astype(array.dtype.newbyteorder("S")) for name, array in arrays().items()}
+    path = tmp_path / "box"
+    if form == "hdf5":
+        path = write(tmp_path / "box.h5", **swapped)
+    else:
+        path.mkdir()
+        for name, array in swapped.items():
+            np.save(path / f"{name}.npy", array)
+    found = Boxes(str(path), **KEYS).crops["train"]
+    expected = Boxes(str(write(tmp_path / "plain.h5")), **KEYS).crops["train"]
+    for crops in (found, found.in_memory()):
+        batch, of_ours = (each.fetch(torch.arange(0, len(each), 7)) for each in (crops, expected))
+        assert all(torch.equal(batch[key], of_ours[key]) for key in ("input", "target"))
 
 
 def test_a_file_that_is_still_written_is_refused(tmp_path: Path) -> None:

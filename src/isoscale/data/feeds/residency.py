@@ -36,15 +36,28 @@ def choose(
         )
     if residency == "disk" and not is_on_disk(source):
         raise UserError("data.residency: disk is for data in files, and this data is in memory; use auto or host")
+    is_tiled = isinstance(source, TiledCrops) and isinstance(order, TileOrder)
     if residency != "auto":
+        if is_on_disk(source) and residency != "disk" and not is_tiled:
+            _check_room(source, residency, device_memory if residency == "device" else host_memory)
         return residency
-    if isinstance(source, TiledCrops) and isinstance(order, TileOrder):
+    if isinstance(source, TiledCrops) and is_tiled:
         size = source.buffer_bytes
     else:
         size = nbytes(source) if is_vectorised(source) or is_on_disk(source) else 0
     if is_vectorised(source) and size <= SHARE_OF_DEVICE * device_memory:
         return "device"
     return "disk" if is_on_disk(source) and size > SHARE_OF_HOST * host_memory else "host"
+
+
+def _check_room(source: Source, residency: Place, memory: int) -> None:
+    """Refuse to read files into memory that cannot hold them: the system would kill the process, without a word."""
+    size = nbytes(source)
+    if size > memory:
+        raise UserError(
+            f"data.residency: {residency} would read {size / 2**30:.1f} GiB into {memory / 2**30:.1f} GiB of memory; "
+            "use data.residency=disk, or leave it out (auto)"
+        )
 
 
 def _in_memory(source: Source) -> Source:

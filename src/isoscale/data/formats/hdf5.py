@@ -121,7 +121,7 @@ class Hdf5Array(_Stored):
         """What numpy would give."""
         with self._opened() as stored:
             found: Array = stored[place]
-        return found
+        return found.astype(self.dtype, copy=False)  # which has the byte order of this machine
 
 
 def hdf5_names(path: Path) -> list[str]:
@@ -174,6 +174,11 @@ def _open(path: str) -> "h5py.File":
     except OSError as error:
         if error.errno == errno.EAGAIN:
             raise UserError(f"{path} is being written by another program; wait until it is closed there") from None
+        if "already open for write" in str(error):  # a mark in the file, which outlives a program that was killed
+            raise UserError(
+                f"{path} is being written by another program, or was left open by one that was killed; wait until it "
+                f"is closed there; if nobody writes it any more, look whether it is whole, and type h5clear -s {path}"
+            ) from None
         if "unable to lock" in str(error):  # a file system without locks, as many clusters have it: reading needs none
             return h5py.File(path, "r", locking=False)
         sizes = re.search(r"truncated file: eof = (\d+).*stored_eof = (\d+)", str(error))

@@ -147,9 +147,15 @@ def find(paths: Paths, split: str) -> list[Path]:
 def open_box(path: Path, names: Mapping[str, str], fields: Fields | None) -> Volume:
     """A box in a file: its arrays by their name in a batch, and what is known of them."""
     arrays = {key: open_array(path, name) for key, name in names.items()}
+    for key, array in arrays.items():
+        if len(array.shape) != 4:
+            raise UserError(
+                f"{path}: {names[key]} has the shape {tuple(array.shape)}; expected (fields, cells, cells, cells), "
+                "of a single field (1, cells, cells, cells)"
+            )
     named = {key: _field_names(array, names[key], (fields or {}).get(key)) for key, array in arrays.items()}
     for key, array in arrays.items():
-        if len(array.shape) == 4 and len(named[key]) != array.shape[0]:
+        if len(named[key]) != array.shape[0]:
             raise UserError(
                 f"{path}: {names[key]} has {array.shape[0]} fields, but {len(named[key])} names "
                 f"({', '.join(named[key])}): set data.fields.{key} to a name for each"
