@@ -103,6 +103,7 @@ class Trainer:
         self.agreed = Agreement(ranks, self.stop, step, lambda: view.may_end, sees_steps)
         self._may_end = bool(view.callbacks) or lightning.is_lightning_module(task)
         """Whether there are hooks that may ask the training to end."""
+        view.before_monitors = self._take_logged
         self.figures = FigureWriter(self.parts, settings.observe, observers, ranks)
         self.evaluations = Evaluations(
             self.parts, self.plan, settings, self.progress, self.agreed, observers, ranks,
@@ -348,7 +349,7 @@ class Trainer:
             if overrides(self.parts.task, "on_train_epoch_end"):
                 lightning.remember(self.parts.task, self.journal.epoch_so_far())
                 call_hook(self.parts.task, "on_train_epoch_end")
-                self.parts.train_context.flush_together(self.train.plan.batch_size, self.ranks)
+                self._take_logged()
             of_epoch = self.journal.end_epoch(epoch, self.train.plan.steps_per_epoch)
             values, watched = {**of_epoch, **values}, {**of_epoch, **watched}
             if self.parts.configured and due.epoch_end:
@@ -371,6 +372,11 @@ class Trainer:
         if due.evaluate and self.val is not None:
             self.figures.evaluated(progress.step, epoch, self.val, self.evaluations.loss_weights)
         return best
+
+    def _take_logged(self) -> None:
+        """Record what the hook at the end of an epoch has logged, and let callbacks find it."""
+        self.parts.train_context.flush_together(self.train.plan.batch_size, self.ranks)
+        lightning.remember(self.parts.task, self.journal.epoch_so_far())
 
     def _is_ending(self) -> bool:
         """Whether hooks of any rank have asked training to end; all ranks ask for it."""

@@ -75,6 +75,8 @@ class TrainerView:
         """The checkpoint files that were written."""
         self.write: Callable[[Any, bool], None] | None = None
         """Writes a checkpoint file."""
+        self.before_monitors: Callable[[], None] = lambda: None
+        """Makes what the task has logged at the end of an epoch known to callbacks that look at it."""
         self.strategy = Strategy(ranks, device or torch.device("cpu"))
         self.accelerator = SimpleNamespace(get_device_stats=_device_stats)
         self.updates: Callable[[], int] | None = None
