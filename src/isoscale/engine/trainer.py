@@ -323,7 +323,8 @@ class Trainer:
             verify(self.parts.registry, self.ranks, progress.step)
             self._verified = progress.step
         wanted = due.checkpoint or progress.ended or self.agreed.save_due
-        if best or (wanted and progress.saved_at != progress.step):
+        never_began = progress.ended and not progress.step
+        if best or (wanted and (progress.saved_at != progress.step or never_began)):
             must = due.end or progress.ended or self.agreed.save_due
             with timed(self.profile, "saving"):
                 self._save(best, may_wait=not must and self.settings.checkpoint.every == "auto")

@@ -203,6 +203,41 @@ def test_a_callback_that_counts_changes_the_module_and_stops_does_it_as_under_li
     assert not any(name.startswith("on_") for name in vars(module))
 
 
+class StopsInStep(With):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.trainer.should_stop = self.global_step == 5
+        return super().training_step(batch, batch_idx)
+
+
+class StopsAtOnce(With):
+    def on_train_start(self) -> None:
+        self.trainer.should_stop = True
+
+
+class StopsBeforeAnEpoch(With):
+    def on_train_epoch_start(self) -> None:
+        self.trainer.should_stop = self.current_epoch == 1
+
+
+class StopsAfterValidation(With):
+    def on_validation_end(self) -> None:
+        self.trainer.should_stop = not self.trainer.sanity_checking
+
+
+@pytest.mark.parametrize(
+    ("cls", "every"),
+    [(StopsInStep, None), (StopsAtOnce, None), (StopsBeforeAnEpoch, None), (StopsAfterValidation, 4)],
+)
+def test_a_module_that_asks_to_end_ends_where_lightning_ends(cls: Any, every: int | None, tmp_path: Path) -> None:
+    ours, same = made(cls=cls), made(cls=cls)
+    run = fit(ours, Points(), tmp_path / "run", 4, **({"train.evaluate": f"{every} steps"} if every else {}))
+    trainer = fit_lightning(
+        same, 4, tmp_path / "lightning", enable_checkpointing=False, val_check_interval=every or 1.0
+    )  # fmt: skip
+    assert (run.summary()["step"], run.summary()["status"]) == (trainer.global_step, "done")
+    assert_same_weights(ours, same)
+
+
 @pytest.mark.parametrize("step", [3, 12, 18, 19])
 def test_such_a_callback_does_not_notice_a_stop(step: int, tmp_path: Path) -> None:
     straight, again = Own(), Own()
@@ -484,6 +519,7 @@ def test_an_unknown_attribute_of_the_trainer_says_so(tmp_path: Path) -> None:
             assert trainer.model is pl_module
             assert (trainer.val_check_interval, trainer.check_val_every_n_epoch) == (1.0, 1)
             assert trainer.num_val_batches == [4]
+            assert len(trainer.train_dataloader) == trainer.num_training_batches == PER_EPOCH
             assert trainer.checkpoint_callback is None
             assert not trainer.should_stop
             trainer.nonsense  # noqa: B018
