@@ -17,7 +17,7 @@ from isoscale.engine.boundaries import Planner
 from isoscale.engine.dataset_metrics import Asked, EvaluatedDataset, Interrupted, Occasion, evaluates_dataset, never
 from isoscale.engine.lightning.batch_hooks import AroundBatch
 from isoscale.engine.lightning.module import is_lightning_module
-from isoscale.engine.lightning.overrides import overrides
+from isoscale.engine.lightning.overrides import of_callbacks, overrides
 from isoscale.engine.lightning.trainer_metrics import Shown
 from isoscale.engine.metrics import torchmetrics as metrics
 from isoscale.engine.metrics.accumulators import Recorded
@@ -63,7 +63,9 @@ def evaluate(
         begin(task, context.name)
         # what a hook does at the start (swap weights, say), only that of the end takes back: then it is seen through
         hooks = [f"on_{_NAMES[context.name]}_{moment}" for moment in ("start", "epoch_start")]
-        is_sealed = any(overrides(task, name) for name in hooks)
+        # and what callbacks keep of batches nobody takes back
+        beside = [f"on_{_NAMES[context.name]}_batch_{end}" for end in ("start", "end")]
+        is_sealed = any(overrides(task, name) for name in hooks) or any(of_callbacks(task, name) for name in beside)
         if graphed is not None:
             graphed.begin()
         for batch_idx in range(plan.steps_per_epoch):

@@ -103,6 +103,7 @@ class Trainer:
         self.agreed = Agreement(ranks, self.stop, step, lambda: view.may_end, sees_steps)
         self._hooks_may_end = bool(view.callbacks) or is_lightning_module(task)
         """Whether there are hooks that may ask the training to end."""
+        view.before_monitors = self._take_logged
         self.figures = FigureWriter(self.parts, settings.observe, observers, ranks)
         self.evaluations = Evaluations(
             self.parts, self.plan, settings, self.progress, self.agreed, observers, ranks,
@@ -332,7 +333,8 @@ class Trainer:
             verify(self.parts.registry, self.ranks, progress.step)
             self._verified = progress.step
         wanted = due.checkpoint or progress.ended or self.agreed.save_due
-        if best or (wanted and progress.saved_at != progress.step):
+        never_began = progress.ended and not progress.step
+        if best or (wanted and (progress.saved_at != progress.step or never_began)):
             must = due.end or progress.ended or self.agreed.save_due
             with timed(self.profile, "saving"):
                 self._save(best, may_wait=not must and self.settings.checkpoint.every == "auto")
@@ -358,7 +360,7 @@ class Trainer:
             if overrides(self.parts.task, "on_train_epoch_end"):
                 self.journal.show_epoch()
                 call_hook(self.parts.task, "on_train_epoch_end")
-                self.parts.train_context.flush_together(self.train.plan.batch_size, self.ranks, agree=True)
+                self._take_logged()
             of_epoch = self.journal.end_epoch(epoch, self.train.plan.steps_per_epoch)
             values, watched = {**of_epoch.values, **values}, {**of_epoch.values, **watched}
             hidden |= of_epoch.hidden
@@ -385,6 +387,11 @@ class Trainer:
         if due.evaluate and self.val is not None:
             self.figures.evaluated(progress.step, epoch, self.val, self.evaluations.loss_weights)
         return best
+
+    def _take_logged(self) -> None:
+        """Record what the hook at the end of an epoch has logged, and let callbacks find it."""
+        self.parts.train_context.flush_together(self.train.plan.batch_size, self.ranks, agree=True)
+        self.journal.show_epoch()
 
     def _is_ending(self) -> bool:
         """Whether hooks of any rank have asked training to end; all ranks ask for it."""

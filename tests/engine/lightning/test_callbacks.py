@@ -21,6 +21,7 @@ from tests.engine.lightning.test_habits import stopping
 from tests.engine.lightning.test_lightning import assert_same_weights, fit
 from tests.engine.lightning.test_native_habits import Plain, data
 from tests.engine.step.recorded_graphs import recorded_graphs
+from tests.helpers import first_of
 from tests.ranks import on_ranks
 
 __all__ = ["recorded_graphs"]
@@ -117,7 +118,7 @@ def test_early_stopping_best_checkpoint_and_learning_rates_are_lightnings(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("loggers")
-@pytest.mark.parametrize("step", [3, 11, 2 * PER_EPOCH, 29])
+@pytest.mark.parametrize("step", first_of([3, 11, 2 * PER_EPOCH, 29], 11))
 def test_a_stop_is_not_to_be_seen_in_what_callbacks_decide(step: int, tmp_path: Path) -> None:
     straight, stopped, again = lightnings(), lightnings(), lightnings()
     fit(made(*straight), Points(), tmp_path / "straight", 9)
@@ -197,12 +198,47 @@ def test_a_callback_that_counts_changes_the_module_and_stops_does_it_as_under_li
     fit_lightning(same, 4, tmp_path / "lightning", enable_checkpointing=False)
     assert ours.seen == other.seen
     assert ours.seen[-2:] == [("validated", 19, False), ("epoch", 2, 19)]
-    assert run.record["status"] == "done" if "status" in run.record else True
+    assert run.summary()["status"] == "done"
     assert_same_weights(module, same)
     assert not any(name.startswith("on_") for name in vars(module))
 
 
-@pytest.mark.parametrize("step", [3, 12, 18, 19])
+class StopsInStep(With):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.trainer.should_stop = self.global_step == 5
+        return super().training_step(batch, batch_idx)
+
+
+class StopsAtOnce(With):
+    def on_train_start(self) -> None:
+        self.trainer.should_stop = True
+
+
+class StopsBeforeAnEpoch(With):
+    def on_train_epoch_start(self) -> None:
+        self.trainer.should_stop = self.current_epoch == 1
+
+
+class StopsAfterValidation(With):
+    def on_validation_end(self) -> None:
+        self.trainer.should_stop = not self.trainer.sanity_checking
+
+
+@pytest.mark.parametrize(
+    ("cls", "every"),
+    [(StopsInStep, None), (StopsAtOnce, None), (StopsBeforeAnEpoch, None), (StopsAfterValidation, 4)],
+)
+def test_a_module_that_asks_to_end_ends_where_lightning_ends(cls: Any, every: int | None, tmp_path: Path) -> None:
+    ours, same = made(cls=cls), made(cls=cls)
+    run = fit(ours, Points(), tmp_path / "run", 4, **({"train.evaluate": f"{every} steps"} if every else {}))
+    trainer = fit_lightning(
+        same, 4, tmp_path / "lightning", enable_checkpointing=False, val_check_interval=every or 1.0
+    )  # fmt: skip
+    assert (run.summary()["step"], run.summary()["status"]) == (trainer.global_step, "done")
+    assert_same_weights(ours, same)
+
+
+@pytest.mark.parametrize("step", first_of([3, 12, 18, 19], 12, 19))
 def test_such_a_callback_does_not_notice_a_stop(step: int, tmp_path: Path) -> None:
     straight, again = Own(), Own()
     module = made(straight)
@@ -213,6 +249,21 @@ def test_such_a_callback_does_not_notice_a_stop(step: int, tmp_path: Path) -> No
     fit(last, Points(), tmp_path / "run", 4)
     assert again.seen == straight.seen
     assert_same_weights(module, last)
+
+
+class LoggingAtTheEnd(With):
+    def on_train_epoch_end(self) -> None:
+        self.log("epochs_left", 3.0 - self.current_epoch, on_epoch=True)
+
+
+def test_early_stopping_sees_what_the_module_logs_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    found = []
+    for train in (lambda module: fit(module, Points(), tmp_path / "run", 6),
+                  lambda module: fit_lightning(module, 6, tmp_path / "other", enable_checkpointing=False)):  # fmt: skip
+        early = theirs.EarlyStopping("epochs_left", stopping_threshold=1.5)
+        train(made(early, cls=LoggingAtTheEnd))
+        found.append((early.stopped_epoch, float(early.best_score)))
+    assert found[0] == found[1] == (2, 2.0)
 
 
 @pytest.mark.usefixtures("recorded_graphs")
@@ -415,6 +466,7 @@ def test_callbacks_of_the_settings_see_an_ordinary_task_and_those_of_a_module_re
     [
         (lambda: theirs.GradientAccumulationScheduler({0: 2}), "train.accumulate"),
         (theirs.BatchSizeFinder, "isoscale tune batch"), (theirs.LearningRateFinder, "isoscale tune lr"),
+        (lambda: theirs.ModelPruning("l1_unstructured"), "in the constructor"),
         (lambda: theirs.StochasticWeightAveraging(0.1), "train.ema"), (lambda: Own, "is a class"),
         (lambda: type("Old", (), {"on_epoch_end": lambda self: None})(), "on_train_epoch_end"),
     ],
@@ -424,12 +476,50 @@ def test_a_callback_that_cannot_work_is_refused_by_name(make: Any, words: str, t
         fit(made(make()), Points(), tmp_path / "run", 1)
 
 
+class OfTheHead(With):
+    """The optimizer knows what is trained at the start."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD((each for each in self.parameters() if each.requires_grad), lr=0.1, momentum=0.9)
+
+
+CHANGING: dict[str, Any] = {
+    "BackboneFinetuning": lambda: theirs.BackboneFinetuning(1, lambda epoch: 1.5, backbone_initial_lr=0.01),
+    "EMAWeightAveraging": lambda: theirs.EMAWeightAveraging(decay=0.9),
+    "LambdaCallback": lambda: theirs.LambdaCallback(
+        on_train_epoch_start=lambda trainer, module: module.backbone.requires_grad_(trainer.current_epoch != 1)
+    ),
+    "Timer": lambda: theirs.Timer("00:10:00:00"),
+    "RichProgressBar": theirs.RichProgressBar,
+    "ModelSummary": theirs.ModelSummary,
+    "DeviceStatsMonitor": lambda: theirs.DeviceStatsMonitor(cpu_stats=False),
+    "WeightAveraging": theirs.WeightAveraging,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("loggers")
+@pytest.mark.parametrize("name", first_of(CHANGING, "BackboneFinetuning"))
+def test_other_callbacks_of_lightning_reach_its_weights_and_do_not_notice_a_stop(name: str, tmp_path: Path) -> None:
+    ours, same = (made(CHANGING[name](), cls=OfTheHead) for _ in range(2))
+    fit(ours, Points(), tmp_path / "run", 3)
+    fit_lightning(same, 3, tmp_path / "other", enable_checkpointing=False, logger=CSVLogger(tmp_path / "other"))
+    assert_same_weights(ours, same)
+    for step in (3, 11, 2 * PER_EPOCH):
+        with pytest.raises(Stopped):
+            fit(stopping(made(CHANGING[name](), cls=OfTheHead), step), Points(), tmp_path / f"run{step}", 3)
+        again = made(CHANGING[name](), cls=OfTheHead)
+        fit(again, Points(), tmp_path / f"run{step}", 3)
+        assert_same_weights(ours, again)
+
+
 def test_an_unknown_attribute_of_the_trainer_says_so(tmp_path: Path) -> None:
     class Asking:
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             assert trainer.model is pl_module
             assert (trainer.val_check_interval, trainer.check_val_every_n_epoch) == (1.0, 1)
             assert trainer.num_val_batches == [4]
+            assert len(trainer.train_dataloader) == trainer.num_training_batches == PER_EPOCH
             assert trainer.checkpoint_callback is None
             assert not trainer.should_stop
             trainer.nonsense  # noqa: B018
@@ -466,7 +556,7 @@ def _asked(path: str) -> Any:
     return _on_rank(path, [OnOneRank()])[0].seen
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_ranks_decide_alike_and_as_one(tmp_path: Path) -> None:
     alone = [lightnings()[0], lightnings()[2]]
     fit(made(*alone), Points(), tmp_path / "one", 9)

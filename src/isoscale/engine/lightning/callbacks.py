@@ -30,6 +30,7 @@ _REFUSED = {
     "BatchSizeFinder": "run `isoscale tune batch` before the training",
     "GradientAccumulationScheduler": "use train.accumulate, which is the same in every epoch",
     "LearningRateFinder": "run `isoscale tune lr` before the training",
+    "ModelPruning": "prune in the constructor of the module (torch.nn.utils.prune): masks are saved with its weights",
     "StochasticWeightAveraging": "use train.ema, or Lightning's WeightAveraging",
 }
 _OF_LIGHTNING_1 = {
@@ -61,6 +62,9 @@ _BESIDES = {
     "WeightAveraging": ("_latest_update_epoch",),
 }  # fmt: skip
 """What the `state_dict` of Lightning's own classes leaves out and the rest of a training depends on."""
+
+_AS_IT_CAME = "_as_it_came"
+"""Where a callback keeps what it was before its first training in a process: it may be trained with again."""
 
 
 def chosen(given: Sequence[Any], task: Any, say: Callable[[str], None]) -> list[Any]:
@@ -130,6 +134,8 @@ def _combined(task: Any, view: TrainerView, name: str) -> Callable[..., Any]:
         for call in first:
             call(view, task, *arguments)
         found = own(*arguments) if own is not None else None
+        if last:
+            view.before_monitors()
         for call in last:
             call(view, task, *arguments)
         return found
@@ -339,14 +345,14 @@ class _Attributes:
     def __init__(self, callback: Any, known: Sequence[Any]) -> None:
         """Of `callback`; objects in `known` are saved elsewhere."""
         self._callback = callback
-        self._holder = nn.Module()
+        self._holder: nn.Module = getattr(callback, "__dict__", {}).setdefault(_AS_IT_CAME, nn.Module())
         self._names: set[str] = set()
         self._look()
         self._extra = ExtraState(self._holder, known)
 
     def _look(self) -> None:
         own = {f"its_{name}": value for name, value in getattr(self._callback, "__dict__", {}).items()
-               if name not in ("log", "log_dict")}  # fmt: skip
+               if name not in ("log", "log_dict", _AS_IT_CAME)}  # fmt: skip
         for name in self._names - own.keys():
             vars(self._holder).pop(name, None)
         vars(self._holder).update(own)

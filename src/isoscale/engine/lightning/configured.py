@@ -79,11 +79,10 @@ class Configured:
     def after_step(self, step: int) -> None:
         """Move the schedulers that count steps, and after the last step of an epoch those that count epochs."""
         within, epoch = (step - 1) % self._steps_per_epoch + 1, step // self._steps_per_epoch
+        done = {"step": within, "epoch": epoch if within == self._steps_per_epoch else None}
         for entry in self.schedulers if self._automatic else []:
-            counts_epochs = entry["interval"] == "epoch" and not entry["reduce_on_plateau"]
-            if (entry["interval"] == "step" and within % entry["frequency"] == 0) or (
-                counts_epochs and within == self._steps_per_epoch and epoch % entry["frequency"] == 0
-            ):
+            count = None if entry["reduce_on_plateau"] else done[entry["interval"]]
+            if count is not None and count % entry["frequency"] == 0:
                 self._move(entry["scheduler"], None)
 
     def after_epoch(self, epoch: int, values: dict[str, float]) -> None:

@@ -47,8 +47,6 @@ class TrainerView:
     log_every_n_steps = 50
     val_check_interval: int | float = 1.0
     check_val_every_n_epoch: int | None = 1
-    train_dataloader: Any = None
-    val_dataloaders: Any = None
 
     def __init__(
         self, progress: Progress, num_steps: int, steps_per_epoch: int, ranks: Ranks = ALONE,
@@ -91,6 +89,8 @@ class TrainerView:
         """The checkpoint files that were written."""
         self.write: Callable[[Any, bool], None] | None = None
         """Writes a checkpoint file."""
+        self.before_monitors: Callable[[], None] = lambda: None
+        """Makes what the task has logged at the end of an epoch known to callbacks that look at it."""
         self.strategy = Strategy(ranks, device or torch.device("cpu"))
         self.accelerator = SimpleNamespace(get_device_stats=_device_stats)
         self.updates: Callable[[], int] | None = None
@@ -241,6 +241,20 @@ class TrainerView:
     def model(self) -> Any:
         """The module; nothing wraps it."""
         return self.lightning_module
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The training loader, made anew: to look at it, not to read batches from it."""
+        return self._loader("train_dataloader")
+
+    @property
+    def val_dataloaders(self) -> Any:
+        """The validation loader, or several; the same."""
+        return self._loader("val_dataloader")
+
+    def _loader(self, method: str) -> Any:
+        make = getattr(self.datamodule, method, None)
+        return make() if callable(make) else None
 
     @property
     def enable_validation(self) -> bool:
