@@ -198,6 +198,7 @@ def test_a_step_does_not_notice_a_stop(make: Any, tmp_path: Path) -> None:
 def test_clipping_by_the_recipe_reaches_every_evaluation_of_a_closure(tmp_path: Path) -> None:
     ours, theirs, *_ = both(QuasiNewton, tmp_path, gradient_clip_val=0.1, overrides={"train.clip": 0.1}, epochs=1)
     assert_same_weights(ours, theirs)
+    assert "LBFGS computes the loss up to 5 times in a step" in (tmp_path / "run" / "log.txt").read_text()
 
 
 REASONS = {
