@@ -225,7 +225,13 @@ def assemble(
     average = EMA(task, settings.train.ema) if settings.train.ema is not None else None
     metrics = MetricStates(task, context.metrics, reducer.ranks)
     sees_gradients = any(overrides(task, name) for name in ("on_before_zero_grad", "optimizer_zero_grad"))
-    extra = ExtraState(task, [*optimizers, *view.schedulers], reducer.ranks, not is_automatic or sees_gradients, say)
+    extra = ExtraState(
+        task,
+        [*optimizers, *view.schedulers, *view.wrap(optimizers)],
+        reducer.ranks,
+        not is_automatic or sees_gradients,
+        say,
+    )
     states = OptimizerState(optimizers, task, own_class=configured is None and settings.own_optimizer is not None)
     if states.unsaved():
         say(f"checkpoints do not hold {', '.join(states.unsaved())}: after a restart it is as its constructor makes it")

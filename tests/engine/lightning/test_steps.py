@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import isoscale
 from isoscale.engine.state.checkpoint import read
 from isoscale.errors import Stopped, UserError
+from tests.engine.lightning import modules
 from tests.engine.lightning.modules import Classifier, Points
 from tests.engine.lightning.test_habits import stopping
 from tests.engine.lightning.test_lightning import assert_same_weights, both, fit, fit_lightning, lines, pair
@@ -197,6 +198,7 @@ def test_a_step_does_not_notice_a_stop(make: Any, tmp_path: Path) -> None:
 def test_clipping_by_the_recipe_reaches_every_evaluation_of_a_closure(tmp_path: Path) -> None:
     ours, theirs, *_ = both(QuasiNewton, tmp_path, gradient_clip_val=0.1, overrides={"train.clip": 0.1}, epochs=1)
     assert_same_weights(ours, theirs)
+    assert "LBFGS computes the loss up to 5 times in a step" in (tmp_path / "run" / "log.txt").read_text()
 
 
 REASONS = {
@@ -454,3 +456,175 @@ def test_lazy_modules_begin_alike_in_every_start_and_on_every_rank(tmp_path: Pat
     )
     run = isoscale.Run(tmp_path / "straight", PlainLazy(), Points())
     assert isoscale.predict(run, split="val")["prediction"].shape == (30, 3)
+
+
+class Adversaries(modules.Adversarial):
+    """Two networks whose optimizers are used in all the ways there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.calls.append(("before", type(optimizer).__name__, self.global_step))
+
+    def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
+        self.calls.append(("backward", sorted(options)))
+        loss.backward(*arguments, **options)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        real, (first, second) = batch[0], self.optimizers()
+        bare = self.optimizers(use_pl_optimizer=False)
+        self.calls.append((isinstance(first, torch.optim.Adam), isinstance(second, torch.optim.Optimizer)))
+        self.calls.append(
+            (first.optimizer is bare[0], first.param_groups is bare[0].param_groups, type(first).__name__)
+        )
+        self.calls.append((self.optimizers()[0] is first, bare == self.trainer.optimizers, first.defaults["lr"]))
+
+        def closure() -> Tensor:
+            loss = -self.critic(self.generator(real[:, :2])).mean()
+            first.zero_grad()
+            self.manual_backward(loss, retain_graph=True)
+            return loss
+
+        with first.toggle_model(sync_grad=batch_idx % 2 == 0):
+            self.calls.append([parameter.requires_grad for parameter in self.parameters()])
+            self.calls.append(("stepped", round(float(first.step(closure=closure)), 5), self.global_step))
+        self.calls.append([parameter.requires_grad for parameter in self.parameters()])
+        self.toggle_optimizer(second)
+        loss = self.critic(self.generator(real[:, :2]).detach()).mean() - self.critic(real).mean()
+        self.manual_backward(loss / 2)  # over two batches
+        if batch_idx % 2:
+            self.clip_gradients(second, gradient_clip_val=0.05, gradient_clip_algorithm="value")
+            second.step()
+            second.zero_grad()
+        self.untoggle_optimizer(second)
+        if batch_idx == 3:  # of which nobody hears
+            bare[0].step()
+        for scheduler in self.lr_schedulers():
+            self.lr_scheduler_step(scheduler, None)
+        self.calls.append(("end", self.global_step, second.param_groups[0]["lr"], sorted(first.state_dict())))
+
+    def on_train_epoch_end(self) -> None:
+        """Nothing."""
+
+
+class KeepingItsOptimizer(Bare):
+    """An optimizer, as the module gets it, in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization, self.mine = False, None
+
+    def on_train_start(self) -> None:
+        self.mine = self.optimizers()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.mine.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.mine.step()
+
+
+@pytest.mark.parametrize("make", [Adversaries, KeepingItsOptimizer])
+def test_optimizers_are_what_lightning_gives_to_a_module(make: Any, tmp_path: Path) -> None:
+    ours, theirs, *_ = both(make, tmp_path, epochs=2)
+    assert_same_weights(ours, theirs)
+    assert getattr(ours, "calls", None) == getattr(theirs, "calls", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Adversaries, KeepingItsOptimizer])
+def test_optimizers_of_a_module_do_not_notice_a_stop(make: Any, tmp_path: Path) -> None:
+    straight, stopped = pair(make)
+    again = deepcopy(stopped)
+    fit(straight, Points(), tmp_path / "straight", 2)
+    with pytest.raises(Stopped):
+        fit(stopping(stopped, 11), Points(), tmp_path / "stopped", 2)
+    fit(again, Points(), tmp_path / "stopped", 2)
+    assert_same_weights(straight, again)
+    assert getattr(again, "seen", None) == getattr(straight, "seen", None)
+    assert "cannot be saved" not in (tmp_path / "stopped" / "log.txt").read_text()
+
+
+class Clipping(Told):
+    """Clips by what the trainer was told."""
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:
+        self.tell("clip", gradient_clip_val)
+        self.clip_gradients(optimizer, gradient_clip_algorithm="norm")
+
+
+def test_clipping_of_ones_own_gets_the_value_of_the_recipe(tmp_path: Path) -> None:
+    ours, theirs, *_ = both(Clipping, tmp_path, epochs=1, gradient_clip_val=0.02, overrides={"train.clip": 0.02})
+    assert_same_weights(ours, theirs)
+    assert ours.calls == theirs.calls
+
+
+class Looking(Told):
+    """Asks for everything that a LightningModule knows of where it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.example_input_array = torch.zeros(2, 6)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        gathered = self.all_gather({"a": batch[0], "b": [1.5, batch[1]]})
+        self.tell("all_gather", gathered["a"].shape, gathered["b"][0].shape, gathered["b"][1].dtype)
+        self.tell(
+            "is", str(self.device), str(self.dtype), self.local_rank, self.global_rank, self.fabric, self.device_mesh
+        )
+        self.tell(
+            "has", self.strict_loading, self.hparams.width, self.example_input_array.shape, self.automatic_optimization
+        )
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_start(self) -> None:
+        self.freeze()
+        self.tell("frozen", [parameter.requires_grad for parameter in self.parameters()], self.training)
+        self.unfreeze()
+        self.tell("unfrozen", [parameter.requires_grad for parameter in self.parameters()], self.training)
+        self.print("hello")
+
+
+@pytest.mark.parametrize("precision", ["32", "64"])
+def test_a_module_finds_where_it_is(precision: str, tmp_path: Path) -> None:
+    ours, theirs, *_ = both(
+        Looking, tmp_path, epochs=1, precision=f"{precision}-true", overrides={"train.precision": precision}
+    )
+    assert_same_weights(ours, theirs)
+    assert ours.calls == theirs.calls
+
+
+class Gathering(Told):
+    """A loss over the outputs of all ranks, as contrastive learning has it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        scores = self(batch[0])
+        every, labels = self.all_gather(scores, sync_grads=True), self.all_gather(batch[1])
+        if self.trainer.world_size > 1:
+            assert every.shape == (2, 4, 3) and torch.equal(every[self.global_rank].detach(), scores.detach())
+            assert (
+                not torch.equal(every[0], every[1]) and self.all_gather(batch_idx > 2).tolist() == [batch_idx > 2] * 2
+            )
+        return nn.functional.cross_entropy(every.reshape(-1, 3), labels.reshape(-1))
+
+
+@pytest.mark.slow
+def test_all_gather_gathers_from_all_ranks(tmp_path: Path) -> None:
+    options = {"train__epochs": 2, "train__precision": "64"}
+    one = fit_on(1, tmp_path / "one", partial(_made, Gathering, 8), **options)
+    two = fit_on(2, tmp_path / "two", partial(_made, Gathering, 4), **options)
+    alone, together = (read(run.checkpoint("last"))[0]["model"] for run in (one, two))
+    for name, tensor in alone.items():
+        torch.testing.assert_close(together[name], tensor, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("on_validation_epoch_end", "outputs"), ("on_predict_epoch_end", "results"), ("optimizer_step", "optimizer_idx")],
+)
+def test_arguments_that_hooks_are_not_given_any_more_are_refused(name: str, argument: str, tmp_path: Path) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def hook(self, {argument}): ...", scope)
+    with pytest.raises(UserError, match=rf"{name} of Module takes {argument}, as in Lightning 1"):
+        fit(type("Module", (Classifier,), {name: scope["hook"]})(), Points(), tmp_path / "run", 1)

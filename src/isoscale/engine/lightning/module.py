@@ -34,6 +34,7 @@ _OF_LIGHTNING_1 = {
     "on_epoch_start": "on_train_epoch_start",
     "on_hpc_load": "buffers (register_buffer), which are saved and restored",
     "on_hpc_save": "buffers (register_buffer), which are saved and restored",
+    "on_post_move_to_device": "configure_model",
     "on_pretrain_routine_end": "on_fit_start",
     "on_pretrain_routine_start": "on_fit_start",
     "on_train_dataloader": "train_dataloader",
@@ -48,6 +49,17 @@ _OF_LIGHTNING_1 = {
     "validation_step_end": "validation_step itself",
 }
 """Hooks that Lightning 2 has removed, and what took their place."""
+_SIGNATURES_OF_LIGHTNING_1 = {
+    **dict.fromkeys(
+        ("backward", "configure_gradient_clipping", "lr_scheduler_step", "on_before_optimizer_step", "optimizer_step",
+         "optimizer_zero_grad"),
+        ("optimizer_idx",),
+    ),
+    **dict.fromkeys(
+        (f"on_{stage}_epoch_end" for stage in ("train", "validation", "test", "predict")), ("outputs", "results")
+    ),
+}  # fmt: skip
+"""Arguments that hooks are not given any more."""
 _ATTACHED = (
     "log", "log_dict", "in_stored_units", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer",
     "untoggle_optimizer", "clip_gradients", "all_gather", "print", "on_train_epoch_start",
@@ -185,6 +197,16 @@ def _refuse(task: Any) -> None:
         raise UserError(
             f"{type(task).__name__} defines hooks of Lightning 1, which nobody calls any more: {'; '.join(removed)}"
         )
+    for name in _SIGNATURES_OF_LIGHTNING_1:
+        taken = inspect.signature(getattr(task, name)).parameters.values() if overrides(task, name) else ()
+        old = [
+            each.name for each in taken if each.name in _SIGNATURES_OF_LIGHTNING_1[name] and each.default is each.empty
+        ]
+        if old:
+            raise UserError(
+                f"{name} of {type(task).__name__} takes {old[0]}, as in Lightning 1: leave it out"
+                + "; keep outputs in a list of your own" * (old[0] != "optimizer_idx")
+            )
     parameters = list(inspect.signature(task.training_step).parameters)
     if len(parameters) > 2 or {"optimizer_idx", "hiddens"} & set(parameters):
         raise UserError(

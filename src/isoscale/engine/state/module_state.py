@@ -9,7 +9,7 @@ import random
 import sys
 from argparse import Namespace
 from collections import UserDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, EnumType
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -449,7 +449,7 @@ class ExtraState:
                 _give(owner, path[1], before.structure, _cloned(start, before), None, registered)
         for name, key in values.get("deleted", ()):
             vars(task.get_submodule(name)).pop(key, None)
-        give_attributes(task, tensors, values)
+        give_attributes(task, tensors, values, self._known)
         if self._keeps_gradients:
             saved = values.get("gradients", {})
             for name, parameter in task.named_parameters():
@@ -494,13 +494,19 @@ class HostGenerators:
             np.random.set_state(("MT19937", np.array(key, np.uint32), *rest))
 
 
-def give_attributes(task: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-    """Set the attributes of a module and of those below it to what a checkpoint holds of them."""
+def give_attributes(
+    task: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any], known: Sequence[Any] = ()
+) -> None:
+    """Set the attributes of a module and of those below it to what a checkpoint holds of them.
+
+    Attributes that were optimizers or schedulers are those in `known`, where they are.
+    """
     if "ranks" in values:
         of_first = {name.removeprefix("0/"): each for name, each in tensors.items() if name.startswith("0/")}
-        return give_attributes(task, of_first, values["ranks"][0])
+        return give_attributes(task, of_first, values["ranks"][0], known)
     device = next((each.device for each in task.parameters()), None)
     modules, registered = dict(task.named_modules()), _registered(task)
+    registered.update({f"known {number}": each for number, each in enumerate(known)})
     for name, attributes in values.get("attributes", {}).items():
         for key, structure in attributes.items() if name in modules else ():
             own = {each: tensors[each].clone() for each in names_of(structure)}

@@ -16,6 +16,7 @@ from isoscale.engine.lightning import manual_optimization as manual
 from isoscale.engine.lightning.batch_hooks import AroundBatch, compiled, wrapped
 from isoscale.engine.lightning.callbacks import BETWEEN_PARTS, defines
 from isoscale.engine.lightning.closure_step import ClosureStep, why_closure
+from isoscale.engine.lightning.optimizers import needs_closure
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.settings import Decisions, Settings
@@ -240,6 +241,13 @@ class ProgramMaker:
         step.on_skip = self._tell_skipped
         if isinstance(step, ClosureStep):
             step.drive(self.view)
+        for optimizer in filter(needs_closure, self.optimizers):
+            most = optimizer.param_groups[0].get("max_eval")
+            often = f"up to {most} times" if most else "several times"
+            self.say(
+                f"{type(optimizer).__name__} computes the loss {often} in a step, each time by a forward and a "
+                "backward pass"
+            )
         return step
 
     def _skip_epoch(self, step: int) -> int:
