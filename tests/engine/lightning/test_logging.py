@@ -462,3 +462,17 @@ def test_early_stopping_watches_a_metric_by_its_name(tmp_path: Path) -> None:
     keys = {"train.early_stopping": {"monitor": "acc", "mode": "max", "patience": 2}}
     run = fit(Stalling(), Points(), tmp_path / "run", 6, **keys)
     assert run.record["epoch"] == 3
+
+
+def test_a_module_may_call_a_metric_as_the_engine_calls_its_loss(tmp_path: Path) -> None:
+    class Same(Refused):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train/loss", 7.0, on_epoch=True, on_step=True)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("val/loss", 8.0)
+            return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    run = fit(Same("", {}), Points(), tmp_path / "run", 1)
+    assert (run.metrics["train/loss_step"], run.metrics["train/loss_epoch"], run.metrics["val/loss"]) == (7, 7, 8)

@@ -20,7 +20,8 @@ def spelled(monitor: str, names: Container[str]) -> str | None:
     bare = [metric, f"{metric}_epoch"] if stage == "val" else []
     if stage == "train":
         bare = [metric, metric.removesuffix("_epoch")]
-    candidates = [monitor, *bare, f"{monitor}_epoch", f"val/{monitor}"]
+    by_epoch = [] if stage == "train" else [f"{monitor}_epoch"]
+    candidates = [monitor, *bare, *by_epoch, f"val/{monitor}"]
     return next((name for name in candidates if name in names), None)
 
 

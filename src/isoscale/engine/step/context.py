@@ -279,11 +279,11 @@ class StepContext:
 
     def of_window(self, values: Mapping[str, float]) -> dict[str, float]:
         """The means over a window by the names that people see."""
-        named = {}
+        named: dict[str, float] = {}
         for key, value in values.items():
             options = self.options.get(key)
             if options is None and not _is_of_epoch_alone(key, self.options):
-                named[self.full_name(key)] = value
+                named.setdefault(self.full_name(key), value)  # a module may call its own so
             elif options is not None and options.on_step and options.logger:
                 named[self._own(options.step_name)] = value
         return named
@@ -299,7 +299,7 @@ class StepContext:
         for key, value in found.items():
             options = self.options.get(key)
             if options is None and not _is_of_epoch_alone(key, self.options):
-                result.values[self._full_name_of_epoch(key)] = value
+                result.values.setdefault(self._full_name_of_epoch(key), value)
             elif options is not None and key not in computed and (options.reduce == "mean" or not options.on_epoch):
                 self._tell(result, options, "", value)
         for key, options in self.options.items():
