@@ -706,8 +706,8 @@ FAULTS = [
         "activation checkpointing",
         "what a module logs is logged once more in the backward pass",
         "engine/step/context.py",
-        "if is_running():",
-        "if False:",
+        "if not is_running():",
+        "if True:",
     ),
     Fault(
         "activation checkpointing",

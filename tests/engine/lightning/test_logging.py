@@ -19,7 +19,7 @@ from isoscale.engine.step.context import StepContext
 from isoscale.errors import Stopped, UserError
 from isoscale.observe.metric_log import read_metrics
 from tests.engine.lightning.modules import CLASSES, FEATURES, Points
-from tests.engine.lightning.test_lightning import fit, fit_lightning
+from tests.engine.lightning.test_lightning import ExaminedPoints, fit, fit_lightning
 from tests.engine.step.recorded_graphs import recorded_graphs
 from tests.ranks import fit_on
 
@@ -440,3 +440,39 @@ class ReadingMetrics(Echo):
 def test_a_step_that_reads_metrics_is_not_captured(tmp_path: Path) -> None:
     run = fit(ReadingMetrics(), Points(), tmp_path / "run", 2)
     assert "training_step reads the metrics of self.trainer" in run.record["decided"]["why"]
+
+
+class Tested(Echo):
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("acc", 0.25)
+
+
+def test_a_test_gives_the_names_that_the_module_logs(tmp_path: Path) -> None:
+    run = fit(Tested(), Points(), tmp_path / "run", 1)
+    assert isoscale.test(run, "last", data=ExaminedPoints()) == {"acc": 0.25}
+
+
+def test_early_stopping_watches_a_metric_by_its_name(tmp_path: Path) -> None:
+    class Stalling(Echo):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("acc", 0.5)
+
+        def on_validation_epoch_end(self) -> None: ...
+
+    keys = {"train.early_stopping": {"monitor": "acc", "mode": "max", "patience": 2}}
+    run = fit(Stalling(), Points(), tmp_path / "run", 6, **keys)
+    assert run.record["epoch"] == 3
+
+
+def test_a_module_may_call_a_metric_as_the_engine_calls_its_loss(tmp_path: Path) -> None:
+    class Same(Refused):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train/loss", 7.0, on_epoch=True, on_step=True)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("val/loss", 8.0)
+            return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    run = fit(Same("", {}), Points(), tmp_path / "run", 1)
+    assert (run.metrics["train/loss_step"], run.metrics["train/loss_epoch"], run.metrics["val/loss"]) == (7, 7, 8)

@@ -20,7 +20,8 @@ def spelled(monitor: str, names: Container[str]) -> str | None:
     bare = [metric, f"{metric}_epoch"] if stage == "val" else []
     if stage == "train":
         bare = [metric, metric.removesuffix("_epoch")]
-    candidates = [monitor, *bare, f"{monitor}_epoch", f"val/{monitor}"]
+    by_epoch = [] if stage == "train" else [f"{monitor}_epoch"]
+    candidates = [monitor, *bare, *by_epoch, f"val/{monitor}"]
     return next((name for name in candidates if name in names), None)
 
 
@@ -95,14 +96,14 @@ class EarlyStopping:
 def check_without_evaluation(settings: Settings) -> None:
     """Refuse metrics that only an evaluation gives, where there is none."""
     for key, name in _steering(settings).items():
-        if not name.endswith("_epoch") and not name.startswith("train"):
+        if not _is_of_training(name):
             raise UserError(f"{key} is {name!r}, but nothing is evaluated; train/loss_epoch is always there")
 
 
 def check_monitors(settings: Settings, names: list[str], say: Callable[[str], None]) -> None:
     """Refuse metrics that the validation, which gives these names, does not log."""
     for key, name in {"checkpoint.monitor": settings.checkpoint.monitor, **_steering(settings)}.items():
-        if spelled(name, names) is not None or name.startswith("train"):
+        if spelled(name, names) is not None or (name.startswith("train") and _is_of_training(name)):
             continue  # what the training logs is not known yet
         if key == "checkpoint.monitor" and name == "val/loss":  # nobody chose it
             say(f"the validation logs no val/loss but {', '.join(names)}; the last checkpoint is the best")
@@ -110,6 +111,11 @@ def check_monitors(settings: Settings, names: list[str], say: Callable[[str], No
         close = get_close_matches(name, names, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(names)}"
         raise UserError(f"{key} is {name!r}, which the validation does not log; {hint}")
+
+
+def _is_of_training(name: str) -> bool:
+    """Whether training may log it: by epoch, or under a name that a module gives."""
+    return name.endswith("_epoch") or (name.startswith("train") and not name.startswith("train/"))
 
 
 def _steering(settings: Settings) -> dict[str, str]:

@@ -69,7 +69,7 @@ class StepContext:
         """torchmetrics objects by logged name."""
         self.tallies: dict[str, Tally] = {}
         self.units = TargetUnits(task, ())
-        self._pending: list[tuple[str, Any, Any, Any]] = []
+        self._pending: list[tuple[Any, ...]] = []
         self._modes: list[tuple[nn.Module, bool]] = []
         self._is_lightning = is_lightning_module(task)
         self.options: dict[str, LogOptions] = {}
@@ -152,14 +152,12 @@ class StepContext:
 
         Lightning's display options change nothing here.
         """
-        if is_running():  # it was logged the first time
-            return
         if reduce_fx not in ("mean", None) and getattr(reduce_fx, "__name__", "") != "mean":
             raise UserError(f"log({name!r}, reduce_fx={reduce_fx!r}): isoscale adds (sum, weight) pairs, use 'mean'")
         unknown = set(shown) - _LIGHTNING_OPTIONS
         if unknown:
             raise UserError(f"log({name!r}) got unknown options {sorted(unknown)}")
-        self._pending.append((name, value, weight if weight is not None else batch_size, root))
+        self._wait(name, value, weight if weight is not None else batch_size, root)
 
     def log_as_lightning(
         self,
@@ -182,8 +180,6 @@ class StepContext:
 
         What the options mean is looked at when the step is over, and by then it is known how many samples it had.
         """
-        if is_running():  # it was logged the first time
-            return
         view = self._view
         hook = METHODS[self.name] if view is None or view.hook is None else view.hook
         refuse_silent(name, hook)
@@ -195,7 +191,12 @@ class StepContext:
         suffix = f"/dataloader_idx_{self.dataloader_idx}" if is_one_of_many else ""
         how = (hook, on_step, on_epoch, prog_bar, logger, reduce_fx, suffix)
         is_mine = not rank_zero_only or view is None or view.is_global_zero
-        self._pending.append((name, value, batch_size, (how, metric_attribute, is_mine)))
+        self._wait(name, value, batch_size, (how, metric_attribute, is_mine))
+
+    def _wait(self, *entry: Any) -> None:
+        """Keep what is logged until the step is over; where activations are computed again, it was logged before."""
+        if not is_running():
+            self._pending.append(entry)
 
     def log_dict(self, dictionary: Any, *arguments: Any, **options: Any) -> None:
         """Record several values, or the metrics of a MetricCollection."""
@@ -289,11 +290,11 @@ class StepContext:
 
     def of_window(self, values: Mapping[str, float]) -> dict[str, float]:
         """The means over a window by the names that people see."""
-        named = {}
+        named: dict[str, float] = {}
         for key, value in values.items():
             options = self.options.get(key)
             if options is None and not _is_of_epoch_alone(key, self.options):
-                named[self.full_name(key)] = value
+                named.setdefault(self.full_name(key), value)  # a module may call its own so
             elif options is not None and options.on_step and options.logger:
                 named[self._own(options.step_name)] = value
         return named
@@ -309,7 +310,7 @@ class StepContext:
         for key, value in found.items():
             options = self.options.get(key)
             if options is None and not _is_of_epoch_alone(key, self.options):
-                result.values[self._full_name_of_epoch(key)] = value
+                result.values.setdefault(self._full_name_of_epoch(key), value)
             elif options is not None and key not in computed and (options.reduce == "mean" or not options.on_epoch):
                 self._tell(result, options, "", value)
         for key, options in self.options.items():
