@@ -81,7 +81,12 @@ def main(cfg):
 main()
 """
 CONFIGS = {
-    "train.yaml": "defaults: [_self_, data: points, model: mlp, trainer: default]\nseed: 3\nckpt_path: null\nout: ???\n",
+    "train.yaml": """\
+defaults: [_self_, data: points, model: mlp, trainer: default]
+seed: 3
+ckpt_path: null
+out: ???
+""",
     "data/points.yaml": "_target_: project.Data\nbatch_size: 16\n",
     "model/mlp.yaml": "_target_: project.Model\nwidth: 5\n",
     "trainer/default.yaml": """\
