@@ -176,6 +176,22 @@ def test_accumulated_batches_of_a_loader_make_the_update_that_they_make_under_li
     assert_same(ours, theirs, 1e-5, 1e-6)
 
 
+class Measuring(Classifier):
+    """Remembers how many samples its steps saw."""
+
+    sizes: set[int] = set()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.sizes.add(len(batch[0]))
+        return super().training_step(batch, batch_idx)
+
+
+def test_accumulated_batches_are_computed_one_by_one():
+    Measuring.sizes.clear()
+    trainer(max_epochs=1, accumulate_grad_batches=4).fit(Measuring(), *loaders(4, 32))
+    assert Measuring.sizes == {4}
+
+
 def test_batches_that_do_not_make_a_whole_update_are_refused_where_the_loader_drops_some():
     train = DataLoader(points(42), batch_size=4, drop_last=True)
     with pytest.raises(UserError, match="accumulate_grad_batches=4"):

@@ -16,6 +16,7 @@ NEVER = Cadence(1, "never")
 cadences = st.one_of(
     st.just(NEVER),
     st.builds(Cadence, st.integers(1, 9), st.sampled_from(["epoch", "step"])),
+    st.builds(Cadence, st.integers(1, 9), st.just("step"), st.just(True)),
 )
 
 
@@ -41,7 +42,11 @@ def wanted(cadence: Cadence, per_epoch: int, num_steps: int) -> set[int]:
     """The steps at which a cadence asks for something, counted by hand."""
     if cadence.unit == "never":
         return set()
-    stride = cadence.count * (per_epoch if cadence.unit == "epoch" else 1)
+    stride = int(cadence.count) * (per_epoch if cadence.unit == "epoch" else 1)
+    if cadence.of_epoch:
+        starts = range(0, num_steps, per_epoch)
+        found = {start + within for start in starts for within in range(stride, per_epoch + 1, stride)}
+        return {step for step in found if step <= num_steps}
     return set(range(stride, num_steps + 1, stride))
 
 
@@ -118,3 +123,12 @@ def test_an_evaluation_by_the_clock_is_refused_because_the_clock_would_steer_the
     with pytest.raises(ValidationError, match="epochs or steps"):
         Train(evaluate="10 minutes")
     assert Checkpoint(every="10 minutes").every == "10 minutes"
+
+
+def test_parts_of_an_epoch_are_so_many_of_its_steps() -> None:
+    assert Cadence.parse("0.25 epochs").in_steps(11) == Cadence(2, "step", of_epoch=True)
+    assert Cadence.parse("0.01 epochs").in_steps(11) == Cadence(1, "step", of_epoch=True)
+    assert Cadence.parse("500 steps of each epoch") == Cadence(500, "step", of_epoch=True)
+    for text in ("0.0 epochs", "2 epochs of each epoch"):
+        with pytest.raises(ValueError, match="not a cadence"):
+            Cadence.parse(text)

@@ -4,7 +4,7 @@ Each is translated, or accepted because isoscale does it anyway (then a note say
 instead. Objects of Lightning are known by the name of their class, which in a file of LightningCLI is a `class_path`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -73,6 +73,12 @@ def kind_of(value: Any) -> str:
     if isinstance(value, Mapping):
         return str(value.get("class_path", value.get("class", ""))).rpartition(".")[2]
     return type(value).__name__
+
+
+def _listed(value: Any) -> list[Any]:
+    """One or several, in a list of any kind (hydra has its own)."""
+    is_several = isinstance(value, Sequence) and not isinstance(value, str)
+    return list(value) if is_several else [] if value is None else [value]
 
 
 def _set_length(given: Mapping[str, Any], found: Translated) -> None:
@@ -224,7 +230,7 @@ def _devices(value: Any, given: Mapping[str, Any], found: Translated) -> None:
         return
     if isinstance(value, str) and "," in value:
         value = [int(part) for part in value.split(",") if part.strip()]
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         if list(value) != list(range(len(value))):
             numbers = ",".join(map(str, value))
             raise _Refused(f"which devices is said outside: CUDA_VISIBLE_DEVICES={numbers}, and devices={len(value)}")
@@ -268,7 +274,7 @@ _OWN_LOGGERS = ("TensorBoardLogger", "CSVLogger")
 def _logger(value: Any, given: Mapping[str, Any], found: Translated) -> None:
     if value is None or value is True:
         return
-    listed = list(value) if isinstance(value, list | tuple) else [] if value is False else [value]
+    listed = _listed(None if value is False else value)
     if not listed:
         found.values["observe.tensorboard"] = 0
     for each in listed:
@@ -284,8 +290,7 @@ def _logger(value: Any, given: Mapping[str, Any], found: Translated) -> None:
 
 
 def _callbacks(value: Any, given: Mapping[str, Any], found: Translated) -> None:
-    if value is not None:
-        found.callbacks = list(value) if isinstance(value, list | tuple) else [value]
+    found.callbacks = _listed(value)
 
 
 def _log_every(value: Any, given: Mapping[str, Any], found: Translated) -> None:
@@ -342,7 +347,7 @@ def _distributed_sampler(value: Any, given: Mapping[str, Any], found: Translated
 
 
 def _plugins(value: Any, given: Mapping[str, Any], found: Translated) -> None:
-    for each in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+    for each in _listed(value):
         name = kind_of(each)
         if not name.endswith("Environment") and name != "TorchSyncBatchNorm":
             raise _Refused(
