@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from isoscale.data.batches import Batch
+from isoscale.data.combined import CombinedPlan
 from isoscale.data.feeds.feed import Feed, Part, Slot
 from isoscale.data.sources import Sources
 from isoscale.engine.build import place
@@ -19,6 +20,7 @@ from isoscale.engine.dataset_metrics import EvaluatedDataset, Store, evaluates_d
 from isoscale.engine.evaluation import evaluate, show_results
 from isoscale.engine.evaluation import predict as predict_all
 from isoscale.engine.figures import sample
+from isoscale.engine.lightning.loaders import LoadedData
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.settings import Settings
@@ -96,10 +98,11 @@ class _Application:
         self.transforms = _fitted(recipe.data.transforms, run.checkpoint(checkpoint))
         self._sample: Batch = None
         self._feeds: list[Feed] = []
+        self._loaded: LoadedData | None = None
         self._waiting = Waiting("batches")
 
     def split(self, name: str, by_row: bool = False) -> Split:
-        maker = SplitMaker(self._data, self.settings, self.accelerator)
+        maker = SplitMaker(self._data, self.settings, self.accelerator, say=_say, task=self.task)
         limit = self.settings.train.limit_test_batches if name == "test" and not by_row else None
         split = maker.evaluation(name, limit, by_row, by_row and writes_predictions(self.task))
         if split is None:
@@ -110,6 +113,7 @@ class _Application:
                 f"{', '.join(others)}{', ' if others else ''}{systems}or give one: isoscale.test(run, data=...)"
             )
         self._feeds.append(split.feed)
+        self._loaded = split.loaded
         self._sample = sample_of(split.source, self.accelerator.device)
         check = getattr(self.task, "check_data", None)
         if check is not None:
@@ -150,7 +154,8 @@ class _Application:
     def forward(self, stage: str) -> Forward:
         recorder = Recorder(self.accelerator.device)
         weights = {name: _last(weight) for name, weight in self.settings.train.loss_weights.items()}
-        made = Forward(self.task, StepContext(stage, self.task, recorder), self.transforms, self.precision, weights)
+        context = StepContext(stage, self.task, recorder, self._loaded)
+        made = Forward(self.task, context, self.transforms, self.precision, weights)
         made.transforms = fitting(self.task, self.transforms, self._sample)
         return made
 
@@ -254,8 +259,14 @@ def _predicted(application: _Application, part: Split, store: Store) -> dict[str
         application.task.write_predictions(application.dataset("predict", part), store)  # type: ignore[operator]
     else:
         found = predict_all(application.forward("predict"), part.feed, part.plan)
-        check_rows(application.task, found, part.plan.num_samples)
-        named = found if isinstance(found, dict) else {"prediction": application.stored(found)}
+        several = isinstance(part.plan, CombinedPlan)
+        plans, outputs = (part.plan.plans, found) if isinstance(part.plan, CombinedPlan) else ([part.plan], [found])
+        named = {}
+        for number, (plan, output) in enumerate(zip(plans, outputs, strict=True)):
+            check_rows(application.task, output, plan.num_samples)
+            of_one = output if isinstance(output, dict) else {"prediction": application.stored(output)}
+            end = f"/dataloader_idx_{number}" if several else ""
+            named.update({f"{name}{end}": values for name, values in of_one.items()})
         for name, values in named.items():
             store.put(name, (values.float() if values.dtype == torch.bfloat16 else values).numpy())
     return store.finish()

@@ -21,7 +21,6 @@ _REFUSED_HOOKS = {
     "backward": "set automatic_optimization = False and call self.manual_backward",
     "configure_callbacks": "use the recipe's checkpoint and train.early_stopping sections",
     "configure_sharded_model": "create the layers in configure_model",
-    "on_before_batch_transfer": "use on_after_batch_transfer or the collate function",
     "on_load_checkpoint": "keep the values in buffers (register_buffer), which are saved and restored",
     "on_predict_model_eval": "set modes in on_predict_start",
     "on_save_checkpoint": "keep the values in buffers (register_buffer), which are saved and restored",
@@ -30,7 +29,6 @@ _REFUSED_HOOKS = {
     "on_validation_model_eval": "set modes in on_validation_start",
     "on_validation_model_train": "modes are put back after an evaluation",
     "optimizer_zero_grad": "set automatic_optimization = False and zero the gradients there",
-    "transfer_batch_to_device": "use on_after_batch_transfer or the collate function",
 }
 _OF_LIGHTNING_1 = {
     "on_batch_end": "on_train_batch_end",

@@ -15,6 +15,7 @@ from isoscale.engine.lightning import hooks
 from isoscale.engine.lightning import manual_optimization as manual
 from isoscale.engine.lightning.batch_hooks import AroundBatch, compiled, wrapped
 from isoscale.engine.lightning.trainer_view import TrainerView
+from isoscale.engine.lightning.transfer import hooks_on_host
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.splits import read_dataset
@@ -47,6 +48,7 @@ class ProgramMaker:
     def __post_init__(self) -> None:
         """What every program needs."""
         self._reseed = self.parts.reseed
+        self.hooks_on_host = hooks_on_host(self.parts.task, self.parts.train.loaded)
         task, configured = self.parts.task, self.parts.configured
         plan, own = self.parts.train.plan, self.reducer.ranks
         self._after_step = hooks.after_step(
@@ -187,6 +189,10 @@ class ProgramMaker:
         names = [name for name in hooks.of_updates(parts.task) if name in hooks.ON_HOST]
         if not parts.accelerator.can_capture:
             return f"{parts.accelerator.kind} devices cannot capture steps"
+        if self.hooks_on_host:
+            return f"{self.hooks_on_host[0]} sees batches on the host: on_after_batch_transfer sees them on the device"
+        if getattr(parts.train.plan, "is_stream", False):
+            return "the shapes of batches of a stream are known only once they are read"
         ranks = self.reducer.ranks
         if not ranks.alone and (self.decided.reduce == "overlap" or ranks.backend == "gloo"):
             return "sums over ranks cannot be captured with parallel.reduce: overlap, or over Gloo"
