@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from isoscale.data.batches import BatchPlan, Plan
 from isoscale.data.combined import CombinedFeed, CombinedPlan, CombinedSource
@@ -101,6 +102,10 @@ class SplitMaker:
         self._num_shards, self._ranks = num_shards, ranks
         self._plan_of = partial(BatchPlan, num_shards=num_shards, rank=ranks.rank, world=ranks.world_size)
         self._accelerator = accelerator
+        self._are_batches_ours = isinstance(data, IterableDataset)
+        if isinstance(data, IterableDataset):
+            size = settings.data.batch_size
+            data = DataLoader(data, size if isinstance(size, int) else None, drop_last=settings.data.drop_last)
         self._loaded = data if isinstance(data, LoadedData) else None
         if is_data_module(data):
             self._loaded = LoadedData(data, ranks)
@@ -112,7 +117,8 @@ class SplitMaker:
     def unused(self) -> list[str]:
         """Keys of the data section that say something, where loaders say it themselves."""
         section, plain = self._settings.data, Data()
-        keys = ("batch_size", "shuffle", "drop_last") if self._loaded is not None else ()
+        decide = self._loaded is not None and not self._are_batches_ours
+        keys = ("batch_size", "shuffle", "drop_last") if decide else ()
         return [f"data.{key}" for key in keys if getattr(section, key) != getattr(plain, key)]
 
     @property

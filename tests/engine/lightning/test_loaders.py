@@ -434,6 +434,13 @@ def test_a_stream_goes_on_to_the_same_bits_and_metrics(dataset: Any, workers: in
     assert "5 batches pass by" in (tmp_path / "stopped" / "log.txt").read_text()
 
 
+def test_an_iterable_dataset_by_itself_is_cut_into_the_batches_of_the_recipe(tmp_path: Path) -> None:
+    ours, theirs = pair(Net)
+    fit(ours, Stream(), tmp_path / "run", **{"data.batch_size": 4})
+    fit(theirs, Loaders(STREAMS["without length"]), tmp_path / "loader")
+    assert_same_weights(ours, theirs)
+
+
 @pytest.mark.slow
 def test_ranks_share_out_the_batches_of_a_stream(tmp_path: Path) -> None:
     data = partial(Loaders, partial(DataLoader, Drawing(), batch_size=8), partial(DataLoader, Sized(), batch_size=5))
