@@ -155,6 +155,18 @@ def kept_generators() -> Iterator[None]:
             each.restore(state)
 
 
+@contextmanager
+def seeded(seed: int, generator: torch.Generator | None = None) -> Iterator[None]:
+    """Seed every generator that a sampler or dataset may draw from, and put the global ones back afterwards."""
+    with kept_generators():
+        for each in (torch.default_generator, generator):
+            if each is not None:
+                each.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        yield
+
+
 class Watch:
     """Sees which generators are drawn from, or asked for their states, while it lasts."""
 

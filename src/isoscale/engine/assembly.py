@@ -57,9 +57,8 @@ class Assembly:
     def forward(self, stage: str, loss_weights: Mapping[str, float]) -> Forward:
         """The forward pass of an evaluation stage, with accumulators of its own."""
         recorder = Recorder(self.accelerator.device)
-        return Forward(
-            self.task, StepContext(stage, self.task, recorder), self.transforms, self.precision, loss_weights
-        )
+        context = StepContext(stage, self.task, recorder, self.train.loaded)
+        return Forward(self.task, context, self.transforms, self.precision, loss_weights)
 
 
 @dataclass

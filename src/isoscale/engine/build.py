@@ -26,6 +26,7 @@ from isoscale.engine.lightning.configured import Configured
 from isoscale.engine.lightning.logger import RunLogger, log_hyperparameters
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_view import TrainerView
+from isoscale.engine.lightning.transfer import check_transforms
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.metrics.torchmetrics import MetricStates
 from isoscale.engine.optim.ema import EMA
@@ -91,7 +92,10 @@ def build(
     place(task, found, precision, settings.parallel.reduce == "tree", observers.note)
     with ExitStack() as undo:
         adapted_data = adapted(task, data, ranks, observers.note)
-        splits = SplitMaker(adapted_data, settings, found, ranks, num_shards, decided.first_world)
+        splits = SplitMaker(adapted_data, settings, found, ranks, num_shards, decided.first_world, observers.note, task)
+        why = check_transforms(splits.hooks_on_host, transforms, found.device)
+        if why is not None:
+            raise UserError(why)
         train, val = _splits(task, splits, settings, decided, observers, undo)
         if val is not None:
             read_dataset(val, "val", settings, found.device, observers.note, ranks)
@@ -202,7 +206,7 @@ def assemble(
     rate = make_rate(
         settings.schedule, settings.optimizer.lr, _asked_batch(train, settings), num_steps, settings.own_schedule
     )
-    context = StepContext("train", task, Recorder(found.device))
+    context = StepContext("train", task, Recorder(found.device), train.loaded)
     context.enter()
     lightning.attach(task, view, train.loaded, chosen(settings.callbacks, task, say))
     context.enter()  # again: the task has its trainer now

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from isoscale.data import rng
 from isoscale.data.batches import Plan, map_tensors
+from isoscale.data.combined import CombinedPlan
 from isoscale.data.feeds.feed import Feed, Part
 from isoscale.data.sources import is_vectorised
 from isoscale.engine.assembly import Assembly
@@ -68,7 +69,8 @@ def evaluate(
         is_sealed = any(overrides(task, name) for name in hooks) or any(of_callbacks(task, name) for name in beside)
         if graphed is not None:
             graphed.begin()
-        for batch_idx in range(plan.steps_per_epoch):
+        for step in range(plan.steps_per_epoch):
+            batch_idx = context.begin_batch(plan, step)
             if not is_sealed and interrupted():
                 go_back()
                 before.restore(task)
@@ -76,10 +78,11 @@ def evaluate(
             if graphed is not None:
                 terms |= graphed(batch_idx)
                 continue
-            for shard, parts in enumerate(feed.parts(batch_idx)):
+            for shard, parts in enumerate(feed.parts(step)):
                 if parts and reducer is not None:
                     shards[shard] = context.recorder.begin_shard(shards.get(shard))
                 terms |= _compute(forward, parts, batch_idx)
+        context.end_batches()
         if graphed is not None:
             graphed.end()
         if reducer is not None:
@@ -161,25 +164,47 @@ def _record_loss(forward: Forward, output: Any, count: int) -> set[str]:
 @torch.no_grad()
 @rng.use(None)
 def predict(forward: Forward, feed: Feed, plan: Plan, ranks: Ranks = ALONE) -> Any:
-    """The predictions of every sample, in the order of the source, on the host; those of all ranks together."""
+    """The predictions of every sample, in the order of the source, on the host; those of all ranks together.
+
+    Where several loaders come one after the other, a list of what each of them gives.
+    """
     outputs = [[_to_host(output) for output in batch] for batch in _predicted(forward, feed, plan)]
     of_ranks = ranks.all_gather(outputs, "the predictions of all ranks")
-    return _joined([output for batch in zip(*of_ranks, strict=True) for of_rank in batch for output in of_rank])
+    of_steps = [[output for of_rank in batch for output in of_rank] for batch in zip(*of_ranks, strict=True)]
+    if not isinstance(plan, CombinedPlan):
+        return _joined([output for outputs in of_steps for output in outputs])
+    return [
+        _joined([output for step, outputs in enumerate(of_steps) if plan.loader(step) == number for output in outputs])
+        for number in range(len(plan.plans))
+    ]
 
 
 @torch.no_grad()
 @rng.use(None)
 def predict_batches(forward: Forward, feed: Feed, plan: Plan) -> list[Any]:
-    """What `predict_step` returns for each batch, whatever it is; its tensors on the host."""
-    return [map_tensors(output, Tensor.cpu) for batch in _predicted(forward, feed, plan) for output in batch]
+    """What `predict_step` returns for each batch, whatever it is; its tensors on the host.
+
+    Where several loaders come one after the other, a list for each of them.
+    """
+    found = [[map_tensors(output, Tensor.cpu) for output in batch] for batch in _predicted(forward, feed, plan)]
+    if not isinstance(plan, CombinedPlan):
+        return [output for outputs in found for output in outputs]
+    return [
+        [output for step, outputs in enumerate(found) if plan.loader(step) == number for output in outputs]
+        for number in range(len(plan.plans))
+    ]
 
 
 def _predicted(forward: Forward, feed: Feed, plan: Plan) -> Iterator[list[Any]]:
     """What the parts of each batch are predicted to be."""
+    if isinstance(plan, CombinedPlan) and plan.mode != "sequential":
+        raise UserError(f"predictions are made of loaders one after the other, not {plan.mode}: use mode='sequential'")
     forward.context.enter()
     begin(forward.task, "predict")
-    for batch_idx in range(plan.steps_per_epoch):
-        yield [forward(part, batch_idx) for shard in feed.parts(batch_idx) for part in shard]
+    for step in range(plan.steps_per_epoch):
+        batch_idx = forward.context.begin_batch(plan, step)
+        yield [forward(part, batch_idx) for shard in feed.parts(step) for part in shard]
+    forward.context.end_batches()
     call_hook(forward.task, "on_predict_epoch_end")
     call_hook(forward.task, "on_predict_end")
     forward.context.leave()
@@ -342,7 +367,8 @@ class Evaluations:
     ) -> dict[str, float]:
         reducer, forward = self._reducer_of(split), self.parts.forward(stage, self.loss_weights)
         program = self.parts.program
-        can_capture = reducer is None and is_vectorised(split.source) and not isinstance(forward.compute, AroundBatch)
+        is_plain = not isinstance(split.plan, CombinedPlan) and not isinstance(forward.compute, AroundBatch)
+        can_capture = reducer is None and is_vectorised(split.source) and is_plain
         if self._graphed is None and again and can_capture and isinstance(program, GraphedProgram):
             self._graphed = GraphedEvaluation(
                 forward, split, self.parts.accelerator, program.view, lambda: program.pool,

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from isoscale.data import rng
 from isoscale.data.batches import Batch, map_tensors
+from isoscale.data.combined import CombinedSource
+from isoscale.data.generators import seeded
 from isoscale.data.mixture import Mixture
 from isoscale.data.rng import StepRandom
 from isoscale.data.sources import Source, own_copy
 from isoscale.engine.assembly import Assembly
 from isoscale.engine.diagnose.layers import Model, look_at
 from isoscale.engine.evaluation import show_results
-from isoscale.engine.lightning.loaders import seeded
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.splits import Split
 from isoscale.engine.step.step import cast
@@ -139,7 +140,7 @@ def sample(
 
     With `random`, they are augmented as in a first step.
     """
-    first = source.systems[0] if isinstance(source, Mixture) else source
+    first = source.systems[0] if isinstance(source, Mixture | CombinedSource) else source
     indices = torch.arange(min(count, len(first)))
     with seeded(0), rng.use(random):
         if random is not None:

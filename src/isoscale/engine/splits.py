@@ -6,13 +6,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from isoscale.data.batches import BatchPlan, Plan
+from isoscale.data.combined import CombinedFeed, CombinedPlan, CombinedSource
 from isoscale.data.config import Data, WindowShuffle
 from isoscale.data.feeds.feed import Feed, Indices
 from isoscale.data.feeds.host import Fetcher, HostFeed
 from isoscale.data.feeds.residency import Place, Residency, choose, make_feed
 from isoscale.data.feeds.workers import WorkerPool, count_workers, start_method, why_not_sent
+from isoscale.data.hashing import derive_key
 from isoscale.data.mixture import (
     DrawnOrder,
     Mixture,
@@ -26,10 +29,20 @@ from isoscale.data.mixture import (
 from isoscale.data.order import Order
 from isoscale.data.samples import InProcess, is_dataset
 from isoscale.data.sources import Source, Sources, Subset, as_source, has_splits
+from isoscale.data.streams import StreamFeed, StreamPlan, StreamSource, num_rows
 from isoscale.data.tiles import TiledCrops
 from isoscale.data.window_order import WindowOrder
 from isoscale.engine.config import Limit
-from isoscale.engine.lightning.loaders import Loaded, LoadedData, SamplerOrder, is_data_module, known_order
+from isoscale.engine.lightning.loaders import (
+    Loaded,
+    LoadedData,
+    LoadedStream,
+    SamplerOrder,
+    SeveralLoaders,
+    is_data_module,
+    known_order,
+)
+from isoscale.engine.lightning.transfer import HostBatches, hooks_on_host
 from isoscale.engine.settings import Settings
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import ALONE, Ranks
@@ -50,6 +63,12 @@ class Split:
     """Where the loaders came from."""
     order: Indices | None = None
     """Of all its samples; None for a mixture, whose systems have orders of their own."""
+    loader: Loaded | None = None
+    """The one loader that is read."""
+    seed: int = 0
+    """Of what samples draw at random."""
+    of_loaders: Sequence["Split"] = ()
+    """The splits of several loaders that are read as one."""
 
 
 @dataclass
@@ -61,6 +80,7 @@ class Wanted:
     shuffle: bool | WindowShuffle
     drop_last: bool
     sampler: Any = None
+    loader: Loaded | None = None
 
 
 class SplitMaker:
@@ -68,27 +88,37 @@ class SplitMaker:
 
     def __init__(
         self, data: Any, settings: Settings, accelerator: Accelerator, ranks: Ranks = ALONE, num_shards: int = 1,
-        loader_ranks: int = 1,
+        loader_ranks: int = 1, say: Callable[[str], None] = lambda text: None, task: Any = None,
     ) -> None:  # fmt: skip
         """Data is `Sources`, a LightningDataModule or loader, or anything that `as_source` takes for training.
 
         Batches are cut into `num_shards` and shared out among the ranks. A loader's batch is that of one rank, and
-        `loader_ranks` of them make a whole one.
+        `loader_ranks` of them make a whole one. `say` takes what the user should know of the data. A `task` may
+        have hooks that see batches on the host.
         """
         self._settings = settings
         self._loader_ranks = loader_ranks
+        self._say = say
+        self._num_shards, self._ranks = num_shards, ranks
         self._plan_of = partial(BatchPlan, num_shards=num_shards, rank=ranks.rank, world=ranks.world_size)
         self._accelerator = accelerator
+        self._are_batches_ours = isinstance(data, IterableDataset)
+        if isinstance(data, IterableDataset):
+            size = settings.data.batch_size
+            data = DataLoader(data, size if isinstance(size, int) else None, drop_last=settings.data.drop_last)
         self._loaded = data if isinstance(data, LoadedData) else None
         if is_data_module(data):
             self._loaded = LoadedData(data, ranks)
+        self.hooks_on_host = hooks_on_host(task, self._loaded)
+        """Of the task or the data module, before batches are on the device."""
         self._sources = None if self._loaded else data if has_splits(data) else Sources(train=data)
 
     @property
     def unused(self) -> list[str]:
         """Keys of the data section that say something, where loaders say it themselves."""
         section, plain = self._settings.data, Data()
-        keys = ("batch_size", "shuffle", "drop_last") if self._loaded is not None else ()
+        decide = self._loaded is not None and not self._are_batches_ours
+        keys = ("batch_size", "shuffle", "drop_last") if decide else ()
         return [f"data.{key}" for key in keys if getattr(section, key) != getattr(plain, key)]
 
     @property
@@ -105,19 +135,26 @@ class SplitMaker:
 
     def train(self, num_micro: int = 1, decided: Residency = "auto") -> Split:
         """The training data, in the order of the recipe; `decided` is where it lived at the first start."""
+        limit, loaded = self._settings.train.limit_train_batches, self._loaders_of("train")
+        if loaded is not None:
+            return self._of_loaders(loaded, True, limit, num_micro=num_micro)
         wanted = self._wanted("train")
         if wanted is None:
             raise UserError("there is no training data")
         if isinstance(wanted.source, Mixture):
-            limit = self._settings.train.limit_train_batches
             return self._mixture(wanted.source, self._settings.seed, limit, num_micro, decided)
+        return self._training(wanted, limit, num_micro, decided)
+
+    def _training(
+        self, wanted: Wanted, limit: Limit, num_micro: int, decided: Residency = "auto", seed: int | None = None
+    ) -> Split:
         source = self._overfit(self._subset(wanted.source), wanted.batch_size)
-        order = self._order(source, wanted)
+        order = self._order(source, wanted, self._settings.seed if seed is None else seed)
         if self._settings.data.loader_batches > 1:
             self._join_batches(wanted, order.num_samples)
             num_micro *= self._settings.data.loader_batches
-        plan = self._plan(source, wanted, order, self._settings.train.limit_train_batches, num_micro)
-        return self._split(source, plan, order, decided)
+        plan = self._plan(source, wanted, order, limit, num_micro)
+        return self._split(source, plan, order, decided, wanted.loader, seed)
 
     def evaluation(
         self, name: str, limit: Limit = None, by_row: bool = False, for_writing: bool = False
@@ -127,6 +164,9 @@ class SplitMaker:
         With `by_row` people tell rows apart by their order, so that it must not be drawn at random; with `for_writing`
         the task makes something else of them than rows, for which the data may have other samples (`for_prediction`).
         """
+        loaded = self._loaders_of(name)
+        if loaded is not None and (name != "val" or self._settings.train.overfit_batches is None):
+            return self._of_loaders(loaded, False, limit, by_row)
         wanted = self._wanted(name, for_writing)
         if wanted is not None and isinstance(wanted.source, Mixture):
             return self._mixture(wanted.source, None, limit)
@@ -134,19 +174,94 @@ class SplitMaker:
             wanted = self._wanted("train")
             assert wanted is not None
             wanted.source = self._overfit(self._subset(wanted.source), wanted.batch_size)
-        if wanted is None:
-            return None
+            wanted.sampler = None
+        return None if wanted is None else self._evaluated(wanted, name, limit, by_row)
+
+    def _evaluated(self, wanted: Wanted, name: str, limit: Limit, by_row: bool, seed: int | None = None) -> Split:
         if not len(wanted.source):
             raise UserError(f"the {name} data has no samples: it needs at least one row")
         order: Indices = Order(len(wanted.source), 0, shuffle=False)
-        if wanted.sampler is not None and self._settings.train.overfit_batches is None:
+        if wanted.sampler is not None:
             sampler = known_order(wanted.sampler) if by_row else wanted.sampler
-            order = SamplerOrder(sampler, self._settings.seed)  # it may stand for a part of the dataset
+            order = SamplerOrder(sampler, self._settings.seed if seed is None else seed)
+            # it may stand for a part of the dataset
         if not order.num_samples:
             raise UserError(f"the sampler of the {name} data gives no samples: it needs at least one")
         size = self._settings.data.eval_batch_size or max(wanted.batch_size, getattr(wanted.source, "rows_at_once", 0))
         size = min(size, order.num_samples)
-        return self._split(wanted.source, limited(self._plan_of(order.num_samples, size), limit), order)
+        plan = limited(self._plan_of(order.num_samples, size), limit)
+        return self._split(wanted.source, plan, order, "auto", wanted.loader, seed)
+
+    def _loaders_of(self, name: str) -> LoadedStream | SeveralLoaders | None:
+        """The loader of a split that is a stream, or several loaders; None for one with places, or none at all."""
+        loaded = self._loaded.split(name) if self._loaded is not None else None
+        return loaded if isinstance(loaded, LoadedStream | SeveralLoaders) else None
+
+    def _of_loaders(
+        self, loaded: LoadedStream | SeveralLoaders, training: bool, limit: Limit, by_row: bool = False,
+        num_micro: int = 1,
+    ) -> Split:  # fmt: skip
+        """Streams, and several loaders as one."""
+        is_stream = isinstance(loaded, LoadedStream)
+        self._refuse("one loader with places" if is_stream else "one loader", training, samples_too=not is_stream)
+        if isinstance(loaded, LoadedStream):
+            return self._stream(loaded, training, limit, num_micro)
+        in_sequence = loaded.mode == "sequential"
+        of_each = limit if in_sequence and not training else None  # as Lightning limits them
+        splits = [
+            self._of_one(each, number, training, of_each, by_row, num_micro)
+            for number, each in enumerate(loaded.loaders)
+        ]
+        plan = CombinedPlan([split.plan for split in splits], loaded.mode)
+        plan = limited(plan, None if of_each is not None else limit)
+        plan.check_pieces(self._ranks.world_size)
+        source = CombinedSource([split.source for split in splits])
+        residency: Place = "device" if all(split.residency == "device" for split in splits) else "host"
+        feed = CombinedFeed(source, plan, [split.feed for split in splits], loaded.form)
+        return Split(source, plan, residency, feed, self._loaded, of_loaders=splits)
+
+    def _of_one(
+        self, loaded: Loaded | LoadedStream, number: int, training: bool, limit: Limit, by_row: bool, num_micro: int
+    ) -> Split:
+        """One of several loaders, with an order and random numbers of its own."""
+        seed = derive_key(self._settings.seed, "loader", number)[0] if number else self._settings.seed
+        if isinstance(loaded, LoadedStream):
+            return self._stream(loaded, training, limit, num_micro, seed)
+        wanted = self._as_wanted(loaded)
+        if training:
+            return self._training(wanted, limit, num_micro, seed=seed)
+        return self._evaluated(wanted, f"loader {number}", limit, by_row, seed)
+
+    def _stream(
+        self, loaded: LoadedStream, training: bool, limit: Limit, num_micro: int, seed: int | None = None
+    ) -> Split:
+        """A loader that can only be read from its start, with as many steps as it, or the user, says."""
+        source = StreamSource(loaded.loader, self._settings.seed if seed is None else seed, loaded.name)
+        self._say(loaded.remark)
+        size = loaded.batch_size or num_rows(source.first)
+        drawn, steps = self._settings.data.samples_per_epoch if training else None, self._settings.train.steps
+        length = loaded.length if drawn is None else -(-drawn // size)
+        if length is None and isinstance(limit, float):
+            raise UserError(
+                f"{loaded.name} does not say how many batches it has, so that nobody knows what {limit} of them are; "
+                "give its dataset a __len__, or a number of batches"
+            )
+        if length is None and limit is None and training and steps is not None:
+            length = steps
+        if length is None and limit is None:
+            self._say(
+                f"{loaded.name} does not say how many batches it has, so that it is read once to count them; "
+                f"{'train.limit_train_batches' if training else 'train.limit_val_batches'} or a __len__ makes that "
+                "unnecessary"
+            )
+            length = source.count()
+        steps = num_batches(limit, length) if length is not None else int(limit or 0)
+        if not steps:
+            raise UserError(f"{loaded.name} gives no batches: it needs at least one")
+        plan = StreamPlan(steps, size, num_micro, self._num_shards, self._ranks.rank, self._ranks.world_size)
+        source.num_samples = plan.num_samples
+        feed = self._on_host(StreamFeed(source, plan, self._feed_device, training, self._say))
+        return Split(source, plan, "host", feed, self._loaded)
 
     def _mixture(
         self, mixture: Mixture, seed: int | None, limit: Limit, num_micro: int = 1, decided: Residency = "auto",
@@ -190,19 +305,36 @@ class SplitMaker:
 
     def _check_for_mixture(self) -> None:
         """Refuse what is said about one source, rather than pass over it."""
+        self._refuse("one source, not for a mixture of systems", training=True)
+
+    def _refuse(self, what: str, training: bool, samples_too: bool = True) -> None:
+        """Refuse keys of the recipe that are for something else than this data."""
         section = self._settings.data
         said = {
-            "data.samples_per_epoch": section.samples_per_epoch is not None,
+            "data.samples_per_epoch": section.samples_per_epoch is not None and samples_too,
+            "data.loader_batches (accumulate_grad_batches)": section.loader_batches > 1,
             "data.shuffle with blocks and windows": not isinstance(section.shuffle, bool),
             "data.subset": section.subset is not None,
             "train.overfit_batches": self._settings.train.overfit_batches is not None,
         }
-        for key in (key for key, is_said in said.items() if is_said):
-            raise UserError(f"{key} is for one source, not for a mixture of systems; leave it out")
+        for key in (key for key, is_said in said.items() if is_said and training):
+            raise UserError(f"{key} is for {what}; leave it out")
 
     def _system_order(self, number: int, system: Source, seed: int | None) -> Indices:
         shuffled = seed is not None and bool(self._settings.data.shuffle)
         return Order(len(system), seed or 0, shuffled, purpose=f"order of system {number}")
+
+    @property
+    def _stays_on_host(self) -> bool:
+        """Whether hooks bring batches to another device, themselves or after they have seen them."""
+        return bool(self.hooks_on_host) and self._device.type != "cpu"
+
+    @property
+    def _feed_device(self) -> torch.device:
+        return torch.device("cpu") if self._stays_on_host else self._device
+
+    def _on_host(self, feed: Feed) -> Feed:
+        return HostBatches(feed, self._device) if self._stays_on_host else feed
 
     @property
     def _device(self) -> torch.device:
@@ -217,10 +349,7 @@ class SplitMaker:
         section: Data = self._settings.data
         if self._loaded is not None:
             loaded = self._loaded.split(split)
-            if loaded is None:
-                return None
-            size = loaded.batch_size * self._loader_ranks
-            return Wanted(loaded.source, size, loaded.shuffle, loaded.drop_last, loaded.sampler)
+            return self._as_wanted(loaded) if isinstance(loaded, Loaded) else None
         chosen = getattr(self._sources, "for_prediction", None) if for_writing else None
         given = getattr(self._sources, split, None) if chosen is None else chosen(split)
         if given is None:
@@ -244,6 +373,10 @@ class SplitMaker:
             )
         wanted.batch_size = min(whole, num_samples)
 
+    def _as_wanted(self, loaded: Loaded) -> Wanted:
+        size = loaded.batch_size * self._loader_ranks
+        return Wanted(loaded.source, size, loaded.shuffle, loaded.drop_last, loaded.sampler, loaded)
+
     def _subset(self, source: Source) -> Source:
         subset = self._settings.data.subset
         if subset is None:
@@ -261,19 +394,19 @@ class SplitMaker:
         count = min(len(source), batch_size * num_batches(limit, batches))
         return Subset(source, Order(len(source), self._settings.seed, purpose="overfit").indices(0, count))
 
-    def _order(self, source: Source, wanted: Wanted) -> Indices:
+    def _order(self, source: Source, wanted: Wanted, seed: int) -> Indices:
         if wanted.sampler is not None:
             if source is not wanted.source:
                 raise UserError("the loader has a sampler of its own: data.subset and train.overfit_batches need none")
-            return SamplerOrder(wanted.sampler, self._settings.seed)
+            return SamplerOrder(wanted.sampler, seed)
         if isinstance(source, TiledCrops):
             if wanted.shuffle is not True:
                 raise UserError("data.tile has an order of its own, from tiles to tiles: leave data.shuffle out")
-            return source.order(self._settings.seed)
+            return source.order(seed)
         if isinstance(wanted.shuffle, WindowShuffle):
             blocks = wanted.shuffle
-            return WindowOrder(len(source), self._settings.seed, blocks.samples_per_block, blocks.blocks_per_window)
-        return Order(len(source), self._settings.seed, wanted.shuffle)
+            return WindowOrder(len(source), seed, blocks.samples_per_block, blocks.blocks_per_window)
+        return Order(len(source), seed, wanted.shuffle)
 
     def _plan(self, source: Source, wanted: Wanted, order: Indices, limit: Limit, num_micro: int) -> BatchPlan:
         if wanted.batch_size > order.num_samples:
@@ -289,10 +422,14 @@ class SplitMaker:
             )
         return limited(self._plan_of(drawn, wanted.batch_size, wanted.drop_last, num_micro=num_micro), limit)
 
-    def _split(self, source: Source, plan: BatchPlan, order: Indices, decided: Residency = "auto") -> Split:
-        residency = self._residency(source, decided, order)
-        feed = make_feed(residency, source, order, plan, self._device)
-        return Split(source, plan, residency, feed, self._loaded, order)
+    def _split(
+        self, source: Source, plan: BatchPlan, order: Indices, decided: Residency = "auto",
+        loader: Loaded | None = None, seed: int | None = None,
+    ) -> Split:  # fmt: skip
+        residency = self._residency(source, "host" if self._stays_on_host else decided, order)
+        feed = self._on_host(make_feed(residency, source, order, plan, self._feed_device))
+        seed = self._settings.seed if seed is None else seed
+        return Split(source, plan, residency, feed, self._loaded, order, loader, seed)
 
 
 def _one_size(source: Source, wanted: Any) -> int:
@@ -322,19 +459,22 @@ def read_dataset(
     split: Split, name: str, settings: Settings, device: torch.device, say: Callable[[str], None], ranks: Ranks
 ) -> None:
     """Let the dataset of a split be read by the worker processes that the recipe, or the loader, asks for."""
-    if isinstance(split.feed, HostFeed) and is_dataset(split.source):
-        loaded = split.loaded.split(name) if split.loaded is not None else None
+    for each in split.of_loaders:
+        read_dataset(each, name, settings, device, say, ranks)
+    feed = split.feed.feed if isinstance(split.feed, HostBatches) else split.feed
+    if isinstance(feed, HostFeed) and is_dataset(split.source):
         cores = max(1, int(usable_cores() / ranks.num_here))
         warn = partial(_warn, say, ranks)
-        split.feed.read_with(_fetcher(split.source, loaded, settings, device, say, cores, warn))
-    elif name == "train" and settings.data.workers not in ("auto", 0):
+        feed.read_with(_fetcher(split, settings, device, say, cores, warn))
+    elif name == "train" and not split.of_loaders and settings.data.workers not in ("auto", 0):
         say("data.workers is not used: worker processes are for a Dataset, which is read sample by sample")
 
 
 def _fetcher(
-    source: Source, loaded: Loaded | None, settings: Settings, device: torch.device, say: Callable[[str], None],
-    cores: int, warn: Callable[[str], None],
+    split: Split, settings: Settings, device: torch.device, say: Callable[[str], None], cores: int,
+    warn: Callable[[str], None],
 ) -> Fetcher:  # fmt: skip
+    source, loaded = split.source, split.loader
     asked, method = settings.data.workers, start_method(device)
     count = count_workers(asked, loaded.num_workers if loaded else None, cores)
     why = why_not_sent(source) if count and method == "spawn" else None
@@ -346,10 +486,10 @@ def _fetcher(
     if why is not None:
         say(f"the dataset is read in the training process, because it cannot be sent to another one: {why}")
     if why is not None or not count:
-        return InProcess(source, settings.seed)
+        return InProcess(source, split.seed)
     if loaded is not None and loaded.prepares_workers:
         say("the loader's worker_init_fn is not called: every sample has its own seeds")
-    return WorkerPool(source, settings.seed, count, method, warn)
+    return WorkerPool(source, split.seed, count, method, warn)
 
 
 def _warn(say: Callable[..., None], ranks: Ranks, text: str) -> None:

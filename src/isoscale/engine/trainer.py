@@ -410,7 +410,8 @@ class Trainer:
         """Another split of the data, shared out among the ranks as the others are."""
         seen = adapted(self.parts.task, data, self.ranks, self.observers.note)
         maker = SplitMaker(
-            seen, self.settings, self.parts.accelerator, self.ranks, self._built.num_shards, self.decided.first_world
+            seen, self.settings, self.parts.accelerator, self.ranks, self._built.num_shards, self.decided.first_world,
+            self.observers.note, self.parts.task,
         )  # fmt: skip
         return maker.evaluation(name, limit)
 

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from isoscale.data import rng
 from isoscale.data.batches import Batch
+from isoscale.data.combined import CombinedSource
+from isoscale.data.generators import seeded
 from isoscale.data.mixture import Mixture
 from isoscale.data.sources import ColumnSource, Source, nbytes, own_copy
-from isoscale.engine.lightning.loaders import seeded
 
 BLOCK_BYTES = 64 << 20
 """How much of the data is looked at at a time."""
@@ -48,7 +49,7 @@ def _only_key(transform: Any) -> str | None:
 
 
 def _batches(source: Source, transforms: Sequence[Any]) -> Iterator[Batch]:
-    if isinstance(source, Mixture):
+    if isinstance(source, Mixture | CombinedSource):
         for system in source.systems:
             yield from _batches(system, transforms)
         return

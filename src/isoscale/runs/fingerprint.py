@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from isoscale.data.batches import tensors_of
+from isoscale.data.combined import CombinedSource
 from isoscale.data.contents import Piece, Stamps, contents, relative
+from isoscale.data.generators import seeded
 from isoscale.data.mixture import Mixture
 from isoscale.data.sources import Source
+from isoscale.data.streams import StreamSource
 from isoscale.engine.diagnose.memory import size
-from isoscale.engine.lightning.loaders import seeded
 from isoscale.errors import UserError
 from isoscale.system.files import write_aside
 
@@ -36,7 +38,9 @@ Entries = dict[str, Entry]
 
 def samples_hash(source: Source, num_probes: int = 64) -> str:
     """A hash of a source's size, dtypes, shapes and some of its samples, cheap at any size."""
-    if isinstance(source, Mixture):
+    if isinstance(source, StreamSource):  # which may give something else each time
+        return hashlib.sha256(type(source.loader).__name__.encode()).hexdigest()[:16]
+    if isinstance(source, Mixture | CombinedSource):
         parts = "".join(samples_hash(system, num_probes) for system in source.systems)
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
     probes = torch.linspace(0, len(source) - 1, min(num_probes, len(source)), dtype=torch.float64).long()

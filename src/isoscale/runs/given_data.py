@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from isoscale.data import rng
 from isoscale.data.batches import Batch, map_tensors, tensors_of
 from isoscale.data.file_sources import Files
 from isoscale.data.files import find_files
 from isoscale.data.formats.opening import SUFFIXES, dataset_names, format_of
+from isoscale.data.generators import seeded
 from isoscale.data.sources import Source, Sources, has_splits, own_copy
-from isoscale.engine.lightning.loaders import LoadedData, is_data_module, seeded
+from isoscale.engine.lightning.loaders import LoadedData, is_data_module, is_loader
 from isoscale.engine.settings import Settings
 from isoscale.engine.target_units import TargetUnits, key_of, target_key
 from isoscale.errors import UserError
@@ -25,7 +26,7 @@ from isoscale.errors import UserError
 
 def in_split(data: Any, split: str, task: Any) -> Any:
     """Data for one split: as it is where it has splits; a plain loader, dataset, tensors or file for the one asked."""
-    if isinstance(data, DataLoader):
+    if is_loader(data):
         return LoadedData(data, split=split)
     if is_data_module(data) or has_splits(data):
         return data

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from isoscale.data.batches import Batch
+from isoscale.data.combined import CombinedPlan
 from isoscale.data.feeds.feed import Feed, Part, Slot
 from isoscale.data.sources import Sources
 from isoscale.engine.build import place
@@ -21,6 +22,7 @@ from isoscale.engine.dataset_metrics import EvaluatedDataset, Store, evaluates_d
 from isoscale.engine.evaluation import evaluate, predict_batches, show_results
 from isoscale.engine.evaluation import predict as predict_all
 from isoscale.engine.figures import sample
+from isoscale.engine.lightning.loaders import LoadedData
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.settings import Settings
@@ -105,6 +107,7 @@ class Application:
         self.transforms = _fitted(recipe.data.transforms, checkpoint)
         self._sample: Batch = None
         self._feeds: list[Feed] = []
+        self._loaded: LoadedData | None = None
         self._waiting = Waiting("batches")
 
     @classmethod
@@ -118,7 +121,7 @@ class Application:
 
     def split(self, name: str, by_row: bool = False, limit: Limit = None) -> Split:
         """The data that is meant; of test data at most what the recipe says, if nothing else is."""
-        maker = SplitMaker(self._data, self.settings, self.accelerator)
+        maker = SplitMaker(self._data, self.settings, self.accelerator, say=_say, task=self.task)
         if limit is None and name == "test" and not by_row:
             limit = self.settings.train.limit_test_batches
         split = maker.evaluation(name, limit, by_row, by_row and writes_predictions(self.task))
@@ -130,6 +133,7 @@ class Application:
                 f"{', '.join(others)}{', ' if others else ''}{systems}or give one: isoscale.test(run, data=...)"
             )
         self._feeds.append(split.feed)
+        self._loaded = split.loaded
         self._sample = sample_of(split.source, self.accelerator.device)
         check = getattr(self.task, "check_data", None)
         if check is not None:
@@ -171,7 +175,8 @@ class Application:
         """The task's step of a stage."""
         recorder = Recorder(self.accelerator.device)
         weights = {name: _last(weight) for name, weight in self.settings.train.loss_weights.items()}
-        made = Forward(self.task, StepContext(stage, self.task, recorder), self.transforms, self.precision, weights)
+        context = StepContext(stage, self.task, recorder, self._loaded)
+        made = Forward(self.task, context, self.transforms, self.precision, weights)
         made.transforms = fitting(self.task, self.transforms, self._sample)
         return made
 
@@ -279,8 +284,14 @@ def _predicted(application: Application, part: Split, store: Store) -> dict[str,
         application.task.write_predictions(application.dataset("predict", part), store)  # type: ignore[operator]
     else:
         found = predict_all(application.forward("predict"), part.feed, part.plan)
-        check_rows(application.task, found, part.plan.num_samples)
-        named = found if isinstance(found, dict) else {"prediction": application.stored(found)}
+        several = isinstance(part.plan, CombinedPlan)
+        plans, outputs = (part.plan.plans, found) if isinstance(part.plan, CombinedPlan) else ([part.plan], [found])
+        named = {}
+        for number, (plan, output) in enumerate(zip(plans, outputs, strict=True)):
+            check_rows(application.task, output, plan.num_samples)
+            of_one = output if isinstance(output, dict) else {"prediction": application.stored(output)}
+            end = f"/dataloader_idx_{number}" if several else ""
+            named.update({f"{name}{end}": values for name, values in of_one.items()})
         for name, values in named.items():
             store.put(name, (values.float() if values.dtype == torch.bfloat16 else values).numpy())
     return store.finish()

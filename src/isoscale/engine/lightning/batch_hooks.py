@@ -10,20 +10,31 @@ from torch import Tensor
 
 from isoscale.engine.lightning.module import is_lightning_module
 from isoscale.engine.lightning.overrides import overrides
+from isoscale.engine.lightning.transfer import Transfer
 from isoscale.errors import UserError
 
 _STAGES = {"train": "train", "val": "validation", "test": "test", "predict": "predict"}
 
 
-def around(task: Any, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The task's step method with the hooks around it that the task defines: itself, if there are none."""
+def around(
+    task: Any, stage: str, method: Callable[..., Any], transfer: Transfer | None = None,
+    loader: Callable[[], int | None] = lambda: None,
+) -> Callable[..., Any]:  # fmt: skip
+    """The task's step method with the hooks around it that the task defines: itself, if there are none.
+
+    `transfer` brings a batch to the device; `loader` tells the number of the loader, where there are several.
+    """
     names = [f"on_{_STAGES[stage]}_batch_{end}" for end in ("start", "end")]
     called = _with_index(task, method)
-    if not any(overrides(task, name) for name in (*names, "on_after_batch_transfer")):
+    if stage != "train":
+        called = _with_loader(task, called, method, 2, loader)
+    if transfer is None and not any(overrides(task, name) for name in names):
         return called
     start, end = (getattr(task, name) if overrides(task, name) else None for name in names)
-    transfer = task.on_after_batch_transfer if overrides(task, "on_after_batch_transfer") else None
-    return AroundBatch(called, transfer, start, end, stage)
+    if stage != "train":
+        start = None if start is None else _with_loader(task, start, start, 2, loader)
+        end = None if end is None else _with_loader(task, end, end, 3, loader)
+    return AroundBatch(called, transfer, start, end, stage, loader)
 
 
 def _with_index(task: Any, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,11 +53,39 @@ class SkipEpoch(Exception):
     """`on_train_batch_start` has returned -1: the rest of the epoch is skipped, this batch included."""
 
 
+def _with_loader(
+    task: Any, called: Callable[..., Any], method: Callable[..., Any], place: int, loader: Callable[[], int | None]
+) -> Callable[..., Any]:
+    """A step method or hook of an evaluation that is told the number of the loader, where there are several.
+
+    `place` is that of the argument `dataloader_idx` in `method`.
+    """
+    parameters = list(inspect.signature(method).parameters.values())
+    takes_any = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)
+    takes = takes_any or len(parameters) > place
+    needs = not takes_any and len(parameters) > place and parameters[place].default is inspect.Parameter.empty
+    name = getattr(method, "__name__", "the step")
+
+    def call(*arguments: Any) -> Any:
+        number = loader()
+        if number is not None and not takes and is_lightning_module(task):
+            raise UserError(f"there are several loaders: give {name} of {type(task).__name__} a dataloader_idx")
+        if number is not None and takes:
+            return called(*arguments, number)
+        return called(*arguments, 0) if needs else called(*arguments)
+
+    return call
+
+
 class AroundBatch:
     """A step method between the hooks of a batch. The end of a training batch comes after the update, elsewhere."""
 
-    def __init__(self, method: Callable[..., Any], transfer: Any, start: Any, end: Any, stage: str) -> None:
+    def __init__(
+        self, method: Callable[..., Any], transfer: Any, start: Any, end: Any, stage: str,
+        loader: Callable[[], int | None] = lambda: None,
+    ) -> None:  # fmt: skip
         """Hooks that are None are not called."""
+        self._loader = loader
         self.method = method
         self._transfer = transfer
         self._start = start
@@ -67,7 +106,7 @@ class AroundBatch:
     def __call__(self, batch: Any, batch_idx: int) -> Any:
         """Call the step method and what the task wants around it."""
         if self._is_replayed:
-            batch = self._transfer(batch, 0) if self._transfer is not None else batch
+            batch = self._transfer(batch, self._loader() or 0) if self._transfer is not None else batch
         else:
             batch = self.begin(batch, batch_idx)
         output = self.method(batch, batch_idx)
@@ -80,7 +119,7 @@ class AroundBatch:
     def begin(self, batch: Any, batch_idx: int) -> Any:
         """The batch after its transfer, of which the hook at the start has heard."""
         if self._transfer is not None:
-            batch = self._transfer(batch, 0)
+            batch = self._transfer(batch, self._loader() or 0)
         if self._start is not None and self._start(batch, batch_idx) == -1 and self._training:
             raise SkipEpoch
         return batch

@@ -4,14 +4,13 @@ Loaders may be of any framework that gives a `torch.utils.data.DataLoader`. Eval
 where the loader would drop a last, smaller batch.
 """
 
-import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,7 +22,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from isoscale.data.generators import kept_generators
+from isoscale.data.combined import Mode, mode_of
+from isoscale.data.generators import seeded
 from isoscale.data.hashing import derive_key
 from isoscale.data.sources import Source, as_source
 from isoscale.engine.lightning.overrides import overrides
@@ -36,12 +36,23 @@ _METHODS = {
     "test": "test_dataloader",
     "predict": "predict_dataloader",
 }
-_REFUSED_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 def is_data_module(data: Any) -> bool:
     """Whether this gives data loaders, as a LightningDataModule does."""
-    return hasattr(data, "train_dataloader") or isinstance(data, DataLoader)
+    return hasattr(data, "train_dataloader") or is_loader(data)
+
+
+def is_loader(data: Any) -> bool:
+    """Whether this is a loader, or several of them."""
+    if isinstance(data, list | tuple | dict):
+        leaves = tree_flatten(data)[0]
+        return bool(leaves) and all(isinstance(leaf, DataLoader) for leaf in leaves)
+    return isinstance(data, DataLoader) or _is_combined(data)
+
+
+def _is_combined(loader: Any) -> bool:
+    return any(cls.__name__ == "CombinedLoader" for cls in type(loader).__mro__)
 
 
 class SamplerOrder:
@@ -95,18 +106,6 @@ def known_order(sampler: Any) -> Any:
     return list(sampler.indices) if isinstance(sampler, SubsetRandomSampler) else sampler
 
 
-@contextmanager
-def seeded(seed: int, generator: torch.Generator | None = None) -> Iterator[None]:
-    """Seed every generator that a sampler or dataset may draw from, and put the global ones back afterwards."""
-    with kept_generators():
-        for each in (torch.default_generator, generator):
-            if each is not None:
-                each.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        yield
-
-
 class FlatSampler:
     """A batch sampler as a sampler: its batches one after the other, all of one size but perhaps the last."""
 
@@ -115,11 +114,7 @@ class FlatSampler:
         self._batches = batches
         sizes = [len(batch) for batch in batches]
         self.batch_size, self._length = max(sizes, default=0), sum(sizes)
-        if any(size != self.batch_size for size in sizes[:-1]):
-            raise UserError(
-                f"the batch_sampler {type(batches).__name__} gives batches of {min(sizes)} to {max(sizes)} samples; "
-                "isoscale takes batches of one size (the last may be smaller)"
-            )
+        self.is_even = all(size == self.batch_size for size in sizes[:-1])
 
     def __len__(self) -> int:
         """Samples of an epoch."""
@@ -145,17 +140,8 @@ class FlatSampler:
 class Loaded:
     """A data loader taken apart: its source, batch size and order."""
 
-    def __init__(self, loader: Any, method: str = "the loader") -> None:
-        """Take a loader apart; what cannot keep the laws is refused in words."""
-        if not isinstance(loader, DataLoader):
-            raise UserError(f"{method} gives a {type(loader).__name__}; isoscale takes a torch DataLoader")
-        if isinstance(loader.dataset, IterableDataset):
-            raise UserError(
-                f"{method} reads an IterableDataset, which has no places to address, so that order, restart and rank "
-                "count cannot be kept; give a map-style dataset (with __len__ and __getitem__)"
-            )
-        if loader.batch_sampler is None:
-            raise UserError(f"{method} has batch_size=None: give the loader a batch_size, so that samples are counted")
+    def __init__(self, loader: Any) -> None:
+        """Take a loader of a map-style dataset apart."""
         self.source: Source = as_source(loader.dataset, loader.collate_fn)
         self.num_workers = loader.num_workers
         self.prepares_workers = loader.num_workers > 0 and loader.worker_init_fn is not None
@@ -179,6 +165,74 @@ def _is_plain_random(sampler: Any) -> bool:
     return type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source)
 
 
+class LoadedStream:
+    """A loader that can only be read from its start: of an IterableDataset, of ready batches, or no DataLoader."""
+
+    def __init__(self, loader: Any, method: str, why: str) -> None:
+        """What `loader` gives, batch by batch; `why` says what it is, for people."""
+        if not hasattr(loader, "__iter__"):
+            raise UserError(f"{method} gives a {type(loader).__name__}; isoscale takes a DataLoader, or an iterable")
+        self.loader = loader
+        self.name = f"{method} ({why})"
+        self.batch_size: int | None = getattr(loader, "batch_size", None) if isinstance(loader, DataLoader) else None
+        """None where only the batches tell."""
+        try:
+            self.length: int | None = len(loader)
+        except (TypeError, NotImplementedError):
+            self.length = None
+
+    @property
+    def remark(self) -> str:
+        """Which laws it cannot keep."""
+        return (
+            f"{self.name} can only be read from its start: its order is its own, every rank reads all of it and "
+            "computes its rows of each batch, and a restart in the middle of an epoch reads again what was seen"
+        )
+
+
+@dataclass
+class SeveralLoaders:
+    """Loaders that are read as one, and how."""
+
+    loaders: list[Loaded | LoadedStream]
+    mode: Mode
+    form: TreeSpec
+    """How their batches stand side by side."""
+
+
+def taken_apart(loader: Any, method: str, training: bool) -> Loaded | LoadedStream | SeveralLoaders | None:
+    """What a loader method gives: one loader, or several in a list, tuple, dict or CombinedLoader."""
+    is_combined = _is_combined(loader)
+    if not is_combined and not isinstance(loader, list | tuple | dict):
+        return None if loader is None else _one_loader(loader, method)
+    mode = mode_of(loader._mode) if is_combined else "max_size_cycle" if training else "sequential"
+    leaves, form = tree_flatten(loader.iterables if is_combined else loader)
+    if not leaves:
+        return None
+    several = len(leaves) > 1
+    loaders = [_one_loader(each, f"loader {n} of {method}" if several else method) for n, each in enumerate(leaves)]
+    if not several and mode == "sequential":
+        return loaders[0]
+    return SeveralLoaders(loaders, mode, form)
+
+
+def _one_loader(loader: Any, method: str) -> Loaded | LoadedStream:
+    if not isinstance(loader, DataLoader):
+        return LoadedStream(loader, method, f"a {type(loader).__name__}, which is no DataLoader")
+    if isinstance(loader.dataset, IterableDataset):
+        return LoadedStream(loader, method, "an IterableDataset")
+    if loader.batch_sampler is None:
+        return LoadedStream(loader, method, "batch_size=None")
+    found = Loaded(loader)
+    if isinstance(found.sampler, FlatSampler) and not found.sampler.is_even:
+        SamplerOrder(found.sampler, 0)  # refuses what cannot be drawn again
+        return LoadedStream(loader, method, "batches of different sizes")
+    return found
+
+
+AnyLoaded = Loaded | LoadedStream | SeveralLoaders
+
+
 class LoadedData:
     """The loaders of a LightningDataModule, of a module's own methods, or given one by one.
 
@@ -189,19 +243,12 @@ class LoadedData:
         """The loaders that `data` gives, or the one of `split` that it is."""
         self.owner = data
         self._ranks = ranks
-        self._loaders: dict[str, Loaded | None] = {}
+        self._loaders: dict[str, AnyLoaded | None] = {}
         self._stages: list[str] = []
-        if isinstance(data, DataLoader):
-            self._loaders = {**dict.fromkeys(_METHODS), split: Loaded(data)}
-            return
-        overridden = [name for name in _REFUSED_HOOKS if overrides(data, name) and not hasattr(data, "training_step")]
-        if overridden:
-            raise UserError(
-                f"{type(data).__name__} overrides {', '.join(overridden)}, which isoscale does not call on a data "
-                "module; move that code into on_after_batch_transfer of the module, or into the collate function"
-            )
+        if is_loader(data):
+            self._loaders = {**dict.fromkeys(_METHODS), split: taken_apart(data, "the loader", split == "train")}
 
-    def split(self, name: str) -> Loaded | None:
+    def split(self, name: str) -> "AnyLoaded | None":
         """The loader of a split, if there is one."""
         if name not in self._loaders:
             self._loaders[name] = self._load(name)
@@ -212,19 +259,14 @@ class LoadedData:
         known = self._loaders.get(name)
         return known is not None or (name not in self._loaders and overrides(self.owner, _METHODS[name]))
 
-    def _load(self, split: str) -> Loaded | None:
+    def _load(self, split: str) -> "AnyLoaded | None":
         """Call a loader method, unless it is the framework's own, which only raises."""
         method = _METHODS[split]
         if not overrides(self.owner, method):
             return None
         self._set_up(split)
         loader = getattr(self.owner, method)()
-        if isinstance(loader, list | tuple | dict):
-            loaders = list(loader.values()) if isinstance(loader, dict) else list(loader)
-            if len(loaders) > 1:
-                raise UserError(f"{method} gives {len(loaders)} loaders; isoscale takes one for each split")
-            loader = loaders[0] if loaders else None
-        return None if loader is None else Loaded(loader, method)
+        return taken_apart(loader, method, split == "train")
 
     def _set_up(self, split: str) -> None:
         stage = {"train": "fit", "val": "fit" if "fit" in self._stages else "validate"}.get(split, split)

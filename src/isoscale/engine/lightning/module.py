@@ -24,8 +24,6 @@ from isoscale.parallel.collectives import Ranks
 
 _REFUSED_HOOKS = {
     "configure_sharded_model": "create the layers in configure_model",
-    "on_before_batch_transfer": "use on_after_batch_transfer or the collate function",
-    "transfer_batch_to_device": "use on_after_batch_transfer or the collate function",
 }
 _OF_LIGHTNING_1 = {
     "on_batch_end": "on_train_batch_end",

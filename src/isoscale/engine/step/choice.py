@@ -18,6 +18,7 @@ from isoscale.engine.lightning.callbacks import BETWEEN_PARTS, defines
 from isoscale.engine.lightning.closure_step import ClosureStep, why_closure
 from isoscale.engine.lightning.optimizers import needs_closure
 from isoscale.engine.lightning.trainer_view import TrainerView
+from isoscale.engine.lightning.transfer import hooks_on_host
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.settings import Decisions, Settings
 from isoscale.engine.splits import read_dataset
@@ -52,6 +53,7 @@ class ProgramMaker:
         self._skipped: int | None = None
         """The first step that was skipped, of which has been told."""
         self._reseed = self.parts.reseed
+        self.hooks_on_host = hooks_on_host(self.parts.task, self.parts.train.loaded)
         task, configured = self.parts.task, self.parts.configured
         plan, own = self.parts.train.plan, self.reducer.ranks
         self._after_step = hooks.after_step(
@@ -191,6 +193,10 @@ class ProgramMaker:
         assert parts.step is not None
         if not parts.accelerator.can_capture:
             return f"{parts.accelerator.kind} devices cannot capture steps"
+        if self.hooks_on_host:
+            return f"{self.hooks_on_host[0]} sees batches on the host: on_after_batch_transfer sees them on the device"
+        if getattr(parts.train.plan, "is_stream", False):
+            return "the shapes of batches of a stream are known only once they are read"
         ranks = self.reducer.ranks
         if not ranks.alone and (self.decided.reduce == "overlap" or ranks.backend == "gloo"):
             return "sums over ranks cannot be captured with parallel.reduce: overlap, or over Gloo"

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from isoscale.data.batches import Plan
+from isoscale.data.combined import CombinedPlan
 from isoscale.engine.lightning.batch_hooks import around
 from isoscale.engine.lightning.log_options import LogOptions, checked, refuse_silent
 from isoscale.engine.lightning.module import is_lightning_module
 from isoscale.engine.lightning.overrides import overrides
 from isoscale.engine.lightning.trainer_metrics import Shown, TrainerMetrics
 from isoscale.engine.lightning.trainer_view import TrainerView
+from isoscale.engine.lightning.transfer import transfer_of
 from isoscale.engine.metrics import torchmetrics as metrics
 from isoscale.engine.metrics.accumulators import Recorded, Recorder, means
 from isoscale.engine.metrics.losses import as_weighted_sum
@@ -60,11 +63,14 @@ class StepContext:
     Logged values wait in a list until the step is over: a compiled step may append to it, but not touch accumulators.
     """
 
-    def __init__(self, name: str, task: Any, recorder: Recorder) -> None:
-        """The stage `name` of a task."""
+    def __init__(self, name: str, task: Any, recorder: Recorder, data: Any = None) -> None:
+        """The stage `name` of a task; `data` is the data module that gives its batches, which may have hooks."""
         self.name = name
         self.task = task
         self.recorder = recorder
+        self.dataloader_idx: int | None = None
+        """The number of the loader that gives the present batch, where several come one after the other."""
+        self._data = data
         self.metrics: dict[str, Any] = {}
         """torchmetrics objects by logged name."""
         self.tallies: dict[str, Tally] = {}
@@ -74,8 +80,6 @@ class StepContext:
         self._is_lightning = is_lightning_module(task)
         self.options: dict[str, LogOptions] = {}
         """How a LightningModule logs, by the name of the accumulator."""
-        self.dataloader_idx: int | None = None
-        """The number of the loader that batches come from, where there are several: logged names end with it."""
         self.shown = TrainerMetrics()
         """What `self.trainer` shows of it."""
         self.hidden: set[str] = set()
@@ -92,7 +96,19 @@ class StepContext:
                 f"{type(self.task).__name__} has no {METHODS[self.name]}(self, batch, batch_idx): write one, or derive "
                 "from isoscale.Task, where it is the same as in training"
             )
-        return around(self.task, self.name, found)
+        transfer = transfer_of(self.task, self._data, self.recorder.buffer.device)
+        return around(self.task, self.name, found, transfer, lambda: self.dataloader_idx)
+
+    def begin_batch(self, plan: Plan, step: int) -> int:
+        """Note which loader gives the batch of a step of an evaluation; returns its place in that loader."""
+        if not isinstance(plan, CombinedPlan) or plan.mode != "sequential":
+            return step
+        self.dataloader_idx = plan.loader(step)
+        return plan.batch_idx(step)
+
+    def end_batches(self) -> None:
+        """What follows belongs to no loader."""
+        self.dataloader_idx = None
 
     def enter(self) -> None:
         """Send what the task logs here. An evaluation puts it into eval mode; in training, modes are the user's."""
@@ -157,6 +173,8 @@ class StepContext:
         unknown = set(shown) - _LIGHTNING_OPTIONS
         if unknown:
             raise UserError(f"log({name!r}) got unknown options {sorted(unknown)}")
+        if self.dataloader_idx is not None and shown.get("add_dataloader_idx", True):
+            name = f"{name}/dataloader_idx_{self.dataloader_idx}"
         self._wait(name, value, weight if weight is not None else batch_size, root)
 
     def log_as_lightning(

@@ -94,6 +94,8 @@ def cast(batch: Batch, dtype: torch.dtype, as_stored: frozenset[str] = frozenset
         for key, value in batch.items():
             if isinstance(value, Tensor) and value.dtype != dtype and key not in as_stored:
                 batch = {**batch, key: in_precision(value)}
+            elif isinstance(value, dict | list | tuple) and key not in as_stored:  # the batch of one of several loaders
+                batch = {**batch, key: map_tensors(value, in_precision)}
         return batch
     return map_tensors(batch, in_precision)
 
