@@ -13,7 +13,6 @@ from torch import nn
 
 import isoscale
 from isoscale.engine.lightning.callbacks import _HOOKS
-from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.state.checkpoint import read
 from isoscale.errors import Stopped, UserError
 from tests.engine.lightning.habits import Net, Points
@@ -61,21 +60,6 @@ def fit_lightning(module: Any, epochs: int, root: Path, **options: Any) -> pl.Tr
     return trainer
 
 
-class Logger:
-    """A logger that remembers."""
-
-    save_dir, name, version = None, "x", 0
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...
-
-    def after_save_checkpoint(self, callback: Any) -> None: ...
-
-
-@pytest.fixture
-def loggers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TrainerView, "loggers", [Logger()])
-
-
 def lightnings() -> list[Any]:
     """Those that everybody uses."""
     return [
@@ -101,7 +85,6 @@ def written(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("loggers")
 def test_early_stopping_best_checkpoint_and_learning_rates_are_lightnings(tmp_path: Path) -> None:
     ours, other = lightnings(), lightnings()
     module, same = made(*ours), made(*other)
@@ -117,7 +100,6 @@ def test_early_stopping_best_checkpoint_and_learning_rates_are_lightnings(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("loggers")
 @pytest.mark.parametrize("step", first_of([3, 11, 2 * PER_EPOCH, 29], 11))
 def test_a_stop_is_not_to_be_seen_in_what_callbacks_decide(step: int, tmp_path: Path) -> None:
     straight, stopped, again = lightnings(), lightnings(), lightnings()
@@ -148,7 +130,6 @@ class Failing(theirs.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("loggers")
 def test_files_that_were_written_after_the_last_checkpoint_are_written_again(tmp_path: Path) -> None:
     straight, again, failing = lightnings(), lightnings(), Failing(2 * PER_EPOCH + 3)
     often = {"checkpoint.every": "5 steps"}
@@ -465,7 +446,7 @@ def test_callbacks_of_the_settings_see_an_ordinary_task_and_those_of_a_module_re
     ("make", "words"),
     [
         (lambda: theirs.GradientAccumulationScheduler({0: 2}), "train.accumulate"),
-        (theirs.BatchSizeFinder, "isoscale tune batch"), (theirs.LearningRateFinder, "isoscale tune lr"),
+        (theirs.BatchSizeFinder, "data.batch_size"), (theirs.LearningRateFinder, "optimizer.lr"),
         (lambda: theirs.ModelPruning("l1_unstructured"), "in the constructor"),
         (lambda: theirs.StochasticWeightAveraging(0.1), "train.ema"), (lambda: Own, "is a class"),
         (lambda: type("Old", (), {"on_epoch_end": lambda self: None})(), "on_train_epoch_end"),
@@ -498,7 +479,6 @@ CHANGING: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("loggers")
 @pytest.mark.parametrize("name", first_of(CHANGING, "BackboneFinetuning"))
 def test_other_callbacks_of_lightning_reach_its_weights_and_do_not_notice_a_stop(name: str, tmp_path: Path) -> None:
     ours, same = (made(CHANGING[name](), cls=OfTheHead) for _ in range(2))

@@ -27,9 +27,9 @@ _HOOKS = (
       for moment in ("start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end")),
 )  # fmt: skip
 _REFUSED = {
-    "BatchSizeFinder": "run `isoscale tune batch` before the training",
+    "BatchSizeFinder": "choose data.batch_size by a few short runs (isoscale sweep)",
     "GradientAccumulationScheduler": "use train.accumulate, which is the same in every epoch",
-    "LearningRateFinder": "run `isoscale tune lr` before the training",
+    "LearningRateFinder": "choose optimizer.lr by a few short runs (isoscale sweep)",
     "ModelPruning": "prune in the constructor of the module (torch.nn.utils.prune): masks are saved with its weights",
     "StochasticWeightAveraging": "use train.ema, or Lightning's WeightAveraging",
 }
