@@ -100,6 +100,6 @@ def _as_the_command_line_does(config: dict[str, Any]) -> tuple[Any, pl.Trainer]:
         callback = getattr(pl.callbacks, each["class_path"].rsplit(".", 1)[1])
         options["callbacks"][place] = callback(**each["init_args"])
     trainer = pl.Trainer(**options, enable_model_summary=False, logger=False)
-    module, data = Regression(**config["model"]), Sines(**config["data"])
+    module, data = Regression(**config["model"]["init_args"]), Sines(**config["data"]["init_args"])
     trainer.fit(module, data)
     return module, trainer

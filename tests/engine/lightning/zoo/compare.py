@@ -4,6 +4,7 @@ import inspect
 import math
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,17 +64,19 @@ def trained_by_lightning(case: Case, folder: Path) -> Trained:
     return Trained(before, module.state_dict(), metrics, steps, facts, seconds)
 
 
-def trained_by_isoscale(case: Case, folder: Path) -> Trained:
-    """The same by isoscale, with the arguments of Lightning's Trainer."""
+def trained_by_isoscale(case: Case, folder: Path, prepare: Callable[[Any], Any] = lambda module: module) -> Trained:
+    """The same by isoscale, with the arguments of Lightning's Trainer; a run that is there is continued."""
     options = {"max_epochs": case.epochs, "log_every_n_steps": 1, **case.trainer(folder)}
     module, data, before = _made(case)
+    module = prepare(module)
     started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = _fit(module, data, options, folder / "run")
     seconds = time.perf_counter() - started
     facts = case.facts(module, options.get("callbacks", []))
-    return Trained(before, module.state_dict(), run.metrics, run.summary()["step"], facts, seconds)
+    metrics = {name: value for name, value in run.metrics.items() if not name.startswith("time/")}
+    return Trained(before, module.state_dict(), metrics, run.summary()["step"], facts, seconds)
 
 
 def _fit(module: Any, data: dict[str, Any], options: dict[str, Any], run: Path) -> isoscale.Run:
@@ -110,6 +113,11 @@ def compared(case: Case, folder: Path) -> Compared:
     """Train a case twice and compare: weights and steps to the bit, metrics and facts to rounding."""
     ours = trained_by_isoscale(case, _folder(folder / "isoscale"))
     theirs = trained_by_lightning(case, _folder(folder / "lightning"))
+    return compare(ours, theirs)
+
+
+def compare(ours: Trained, theirs: Trained) -> Compared:
+    """What differs between two trainings of a case."""
     differences = [
         f"{name} has other bits"
         for name, value in theirs.weights.items()
