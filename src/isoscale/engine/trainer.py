@@ -366,7 +366,8 @@ class Trainer:
             hidden |= of_epoch.hidden
             if self.parts.configured and due.epoch_end:
                 is_cut = progress.skipped_to == progress.step
-                self.parts.configured.after_epoch(epoch + 1, {**progress.values, **values} if is_cut else values)
+                seen = {**progress.values, **values} if is_cut else values
+                self.parts.configured.after_epoch(epoch + 1, seen, is_cut)
         checks.tell_not_finite(values, progress.step, self.observers)
         watched = with_monitors(watched, self.settings)
         stopped_improving = self.early_stopping.watch(watched) and self._has_trained_enough

@@ -85,10 +85,14 @@ class Configured:
             if count is not None and count % entry["frequency"] == 0:
                 self._move(entry["scheduler"], None)
 
-    def after_epoch(self, epoch: int, values: dict[str, float]) -> None:
-        """Move plateau schedulers, which count epochs, by the metric they watch."""
+    def after_epoch(self, epoch: int, values: dict[str, float], is_cut: bool = False) -> None:
+        """Move plateau schedulers, which count epochs, by the metric they watch; of an epoch without its end, all."""
         for entry in self.schedulers if self._automatic else []:
-            if not entry["reduce_on_plateau"] or epoch % entry["frequency"]:
+            if entry["interval"] != "epoch" or epoch % entry["frequency"]:
+                continue
+            if not entry["reduce_on_plateau"]:
+                if is_cut:
+                    self._move(entry["scheduler"], None)
                 continue
             known = spelled(entry["monitor"], values)
             watched = None if known is None else values[known]

@@ -5,7 +5,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from isoscale.data.sources import Sources
-from isoscale.engine.lightning.loaders import is_data_module
+from isoscale.engine.lightning.loaders import is_loader
 from isoscale.engine.lightning.overrides import overrides
 
 _SPLITS = ("train", "val", "test", "predict")
@@ -56,5 +56,4 @@ def _is_loaders(value: Any) -> bool:
     if isinstance(value, list | tuple | dict):
         inside = list(value.values()) if isinstance(value, dict) else list(value)
         return bool(inside) and all(_is_loaders(each) for each in inside)
-    is_combined = hasattr(value, "iterables") or hasattr(value, "flattened")
-    return isinstance(value, DataLoader) or (is_combined and not is_data_module(value))
+    return is_loader(value)

@@ -76,6 +76,8 @@ def attach(task: Any, view: TrainerView, loaded: LoadedData | None, callbacks: S
     view.callbacks = list(callbacks)
     view.lightning_module = task
     view.datamodule = None if loaded is None else loaded.owner
+    if loaded is not None and loaded.owner is not task:
+        loaded.owner.trainer = view
     view.write = partial(save, view, task)
     if callbacks or is_lightning_module(task):
         _set(task, "_trainer", view)
@@ -184,6 +186,8 @@ def detach(task: Any) -> None:
             del task.__dict__["_trainer"]
     if loaded is not None:
         loaded.teardown()
+        if loaded.owner is not task:
+            loaded.owner.trainer = None
 
 
 def _refuse(task: Any) -> None:
