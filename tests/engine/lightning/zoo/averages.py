@@ -67,8 +67,10 @@ class Normed(Net):
 
 CASES = [
     Case("swa", "StochasticWeightAveraging", Net, epochs=5,
+         refused="use train.ema, or Lightning's WeightAveraging",
          trainer=lambda folder: {"callbacks": [StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2)]}),
     Case("swa-batch-norm", "StochasticWeightAveraging of a network with batch norm", Normed, epochs=5,
+         refused="use train.ema, or Lightning's WeightAveraging",
          trainer=lambda folder: {"callbacks": [StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=0.5)]}),
     Case("ema-by-hand", "moving average in on_train_batch_end of the module", OwnAverage, quick=True),
     Case("ema-callback", "moving average by a user's callback, swapped in for validations", Net,

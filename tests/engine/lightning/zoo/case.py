@@ -39,6 +39,12 @@ class Case:
     """What else has to be equal, of the module and the Trainer's callbacks after training."""
     difference: str = ""
     """Why the weights differ, where they are meant to."""
+    refused: str = ""
+    """Words of the sentence by which it is refused, where it is."""
+    of_step: dict[str, str] = field(default_factory=dict)
+    """Metrics of a single step that differ, and why."""
+    skipped: int = 0
+    """Batches that the module passes over: a run counts them, Lightning's `global_step` does not."""
     quick: bool = False
     """Whether it is one of the few that every test run trains."""
 

@@ -51,6 +51,10 @@ class SkippingByHook(Net):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
         return -1 if self.current_epoch == 1 and batch_idx == 2 else None
 
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
 
 class Stopping(Net):
     """A module that has had enough."""
@@ -147,16 +151,19 @@ class TwoLosses(Net):
 CASES = [
     Case("manual-accumulation", "accumulation by hand, with trainer.is_last_batch and a scheduler", ManualAccumulation),
     Case("accumulate", "accumulate_grad_batches=2", Net, lambda: loaders(48),
-         lambda folder: {"accumulate_grad_batches": 2}),
+         lambda folder: {"accumulate_grad_batches": 2}, of_step={
+             "train_loss": "the loss of a step is that of the whole update, Lightning's of the last of its batches"}),
     Case("clip-norm", "gradient_clip_val, by norm", Net, trainer=lambda folder: {"gradient_clip_val": 0.05}),
     Case("clip-value", "gradient_clip_val, by value", Net,
-         trainer=lambda folder: {"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}),
+         trainer=lambda folder: {"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"},
+         refused="define configure_gradient_clipping in the module"),
     Case("own-clipping", "configure_gradient_clipping by the epoch", OwnClipping,
          trainer=lambda folder: {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "norm"}),
     Case("backward", "backward overridden", OwnBackward),
     Case("zero-grad", "optimizer_zero_grad overridden", Zeroed),
     Case("skipped-steps", "training_step returns None for some batches", Skipping),
-    Case("skipped-epoch", "on_train_batch_start returns -1", SkippingByHook),
+    Case("skipped-epoch", "on_train_batch_start returns -1: the rest of an epoch is skipped", SkippingByHook,
+         skipped=3),
     Case("should-stop", "trainer.should_stop set by the module in the middle of an epoch", Stopping),
     Case("gradient-noise", "noise on gradients in on_after_backward, norms in on_before_optimizer_step",
          NoisyGradients),
