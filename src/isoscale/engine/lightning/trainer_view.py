@@ -102,17 +102,23 @@ class TrainerView:
         self.between_batches = False
         """Whether the last batch is over and no other has begun."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TrainerView":
+        """Itself: a copy of a module, as averages of weights are, has the same trainer."""
+        return self
+
     def describe(self, every: int, cadence: Cadence, num_val_batches: int | None, folder: Path | None) -> None:
         """Say how often is logged and evaluated, on how many batches, and where the files of the run are."""
         self.log_every_n_steps = every
         self.num_val_batches = [] if num_val_batches is None else [num_val_batches]
         self.num_sanity_val_batches = [min(1, each) for each in self.num_val_batches]
+        cadence = cadence.in_steps(self.num_training_batches)
         if cadence.unit == "epoch":
             self.check_val_every_n_epoch = int(cadence.count)
         elif cadence.unit == "step":
             self.val_check_interval = cadence.count
             is_inside = cadence.count <= self.num_training_batches
-            self.check_val_every_n_epoch = 1 if is_inside and self.num_training_batches % cadence.count == 0 else None
+            is_inside = cadence.of_epoch or (is_inside and self.num_training_batches % cadence.count == 0)
+            self.check_val_every_n_epoch = 1 if is_inside else None
         self.default_root_dir = os.path.realpath(folder or ".")
 
     def wrap(self, optimizers: Sequence[Optimizer]) -> list[LightningOptimizer]:
