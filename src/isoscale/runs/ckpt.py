@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from isoscale.engine.lightning.ckpt import version
 from isoscale.errors import UserError
 from isoscale.runs.run import Run
 from isoscale.system.files import failures_in_words, write_aside
-
-VERSION = "2.6.6"
-"""Of Lightning, whose format this is."""
 
 
 def write_ckpt(run: Run, path: Path, checkpoint: str | None = None) -> tuple[dict[str, str], list[str]]:
@@ -28,7 +26,7 @@ def write_ckpt(run: Run, path: Path, checkpoint: str | None = None) -> tuple[dic
     contents: dict[str, Any] = {
         "epoch": max(0, step - 1) // per_epoch,
         "global_step": step,
-        "pytorch-lightning_version": VERSION,
+        "pytorch-lightning_version": version(),
         "state_dict": task.state_dict(),
         "loops": {},
         "callbacks": {},

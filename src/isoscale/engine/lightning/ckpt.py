@@ -19,7 +19,7 @@ def contents(view: TrainerView, task: Any, weights_only: bool = False) -> dict[s
     found: dict[str, Any] = {
         "epoch": view.current_epoch,
         "global_step": view.global_step,
-        "pytorch-lightning_version": _version(),
+        "pytorch-lightning_version": version(),
         "state_dict": task.state_dict(),
         "loops": {},
     }
@@ -69,6 +69,7 @@ def save(view: TrainerView, task: Any, path: str | os.PathLike[str], weights_onl
         view.written.append(str(path))
 
 
-def _version() -> str:
+def version() -> str:
+    """Of Lightning, for a file in its format."""
     loaded = (sys.modules.get(name) for name in ("lightning.pytorch", "pytorch_lightning"))
     return next((str(each.__version__) for each in loaded if each is not None), _OLDEST)
