@@ -261,8 +261,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a DataFrame": (Table(), r"from a Table: say which columns are what, .*to_numpy\(\)"),
     "a generator": ((row for row in X), "cannot read samples from generator"),
     "an IterableDataset": (Endless(), r"has no places to address.*torch.stack\(list\(dataset\)\)"),
-    "a loader of one": (DataLoader(Endless()), "has no places to address"),
-    "a loader without batches": (DataLoader(TensorDataset(X), batch_size=None), "batch_size=None"),
+    "a loader without batches": (DataLoader(TensorDataset(X), batch_size=None), "50 rows of 200 samples"),
     "random draws": (DataLoader(TensorDataset(X), sampler=RandomSampler(X, True)), "at random .RandomSampler"),
     "weighted draws": (
         DataLoader(TensorDataset(X), sampler=WeightedRandomSampler([1.0] * 50, 9)),
@@ -285,6 +284,11 @@ def test_what_cannot_be_predicted_is_refused_in_words(what: str, run: isoscale.R
     data, words = REFUSED[what]
     with pytest.raises(UserError, match=words):
         isoscale.predict(run, data=data)
+
+
+def test_a_stream_is_predicted_in_its_own_order(run: isoscale.Run):
+    found = isoscale.predict(run, data=DataLoader(Endless(), batch_size=8))["prediction"]  # the last has 2
+    torch.testing.assert_close(found, expected(run, X))
 
 
 def test_whole_numbers_are_taken_or_refused_in_words(run: isoscale.Run, plain: isoscale.Run):

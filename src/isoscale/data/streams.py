@@ -147,6 +147,8 @@ class StreamPlan:
     world: int = 1
     last: tuple[int, int] = field(default=(-1, 0))
     """The step that was read last, and how many samples it had."""
+    num_read: int = 0
+    """Samples of the epoch that is read, so far."""
     is_stream = True
 
     @property
@@ -216,6 +218,7 @@ class StreamFeed:
         self._next = step + 1
         rows = num_rows(batch)
         self._plan.last = step, rows
+        self._plan.num_read = rows + (self._plan.num_read if position else 0)
         samples = torch.arange(rows) + position * self._plan.batch_size
         return [[to_device_part(part, self._device) for part in shard] for shard in self._cut(batch, rows, samples)]
 

@@ -16,6 +16,7 @@ from isoscale.data.batches import Batch
 from isoscale.data.combined import CombinedPlan
 from isoscale.data.feeds.feed import Feed, Part, Slot
 from isoscale.data.sources import Sources
+from isoscale.data.streams import StreamPlan
 from isoscale.engine.build import place
 from isoscale.engine.config import Limit, LossWeight
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Store, evaluates_dataset, writes_predictions
@@ -288,7 +289,7 @@ def _predicted(application: Application, part: Split, store: Store) -> dict[str,
         plans, outputs = (part.plan.plans, found) if isinstance(part.plan, CombinedPlan) else ([part.plan], [found])
         named = {}
         for number, (plan, output) in enumerate(zip(plans, outputs, strict=True)):
-            check_rows(application.task, output, plan.num_samples)
+            check_rows(application.task, output, plan.num_read if isinstance(plan, StreamPlan) else plan.num_samples)
             of_one = output if isinstance(output, dict) else {"prediction": application.stored(output)}
             end = f"/dataloader_idx_{number}" if several else ""
             named.update({f"{name}{end}": values for name, values in of_one.items()})
