@@ -414,7 +414,8 @@ ARGUMENTS: dict[str, Argument] = {
     "gradient_clip_algorithm": _clip_algorithm,
     "deterministic": _deterministic,
     "benchmark": _always(
-        lambda value: value is True, "benchmark=True: kernels are measured once, at the first start, and kept"
+        lambda value: value is True,
+        "benchmark=True: kernels are chosen so that every start has the same ones; train.deterministic=false times them",
     ),
     "inference_mode": _always(
         lambda value: value is False, "inference_mode=False: evaluations always run under torch.no_grad"
