@@ -415,7 +415,7 @@ ARGUMENTS: dict[str, Argument] = {
     "deterministic": _deterministic,
     "benchmark": _always(
         lambda value: value is True,
-        "benchmark=True: kernels are chosen so that every start has the same ones; train.deterministic=false times them",
+        "benchmark=True: kernels are chosen so that every start has the same; train.deterministic=false times them",
     ),
     "inference_mode": _always(
         lambda value: value is False, "inference_mode=False: evaluations always run under torch.no_grad"
