@@ -29,7 +29,7 @@ from tests.engine.lightning.zoo.case import Case
 from tests.engine.lightning.zoo.cases import CASES
 from tests.engine.lightning.zoo.compare import compared
 
-EQUAL, MEANT, OTHER = "equal to the bit", "differs, as it must", "differs"
+EQUAL, MEANT, REFUSED, OTHER = "equal to the bit", "differs, as it must", "refused", "differs"
 
 
 def row(case: Case) -> tuple[str, str]:
@@ -41,7 +41,9 @@ def row(case: Case) -> tuple[str, str]:
                 found = compared(case, Path(folder))
         except Exception as error:
             reason = " ".join(str(error).split()).replace("|", "/")
-            return OTHER, f"| {case.name} | {case.what} | {type(error).__name__}: {reason} | | |"
+            result = REFUSED if case.refused and case.refused in reason else OTHER
+            words = f"{REFUSED}: {reason}" if result == REFUSED else f"{type(error).__name__}: {reason}"
+            return result, f"| {case.name} | {case.what} | {words} | | |"
     if case.difference and found.largest > 0:
         result, words = MEANT, f"{MEANT}, by up to {found.largest:.1g}: {case.difference}"
     elif found.largest == 0 and found.differences:
@@ -66,7 +68,7 @@ def main() -> None:
         if not options.only or case.name in options.only:
             rows.append(row(case))
             print(f"{case.name}: {rows[-1][0]}", file=sys.stderr, flush=True)
-    counts = {result: sum(each == result for each, _ in rows) for result in (EQUAL, MEANT, OTHER)}
+    counts = {result: sum(each == result for each, _ in rows) for result in (EQUAL, MEANT, REFUSED, OTHER)}
     text = [
         f"# Habits of Lightning, {time.strftime('%Y-%m-%d')}",
         "",
@@ -76,7 +78,8 @@ def main() -> None:
         "and what callbacks keep to 1e-5. Seconds are those of the whole training.",
         "",
         f"{len(rows)} modules and scripts: {counts[EQUAL]} are equal to the bit, {counts[MEANT]} differ as they must, "
-        f"{counts[OTHER]} differ otherwise. 39 more that change themselves in training are compared in the same way "
+        f"{counts[REFUSED]} are refused in words, {counts[OTHER]} differ otherwise. 39 "
+        "more that change themselves in training are compared in the same way "
         "by `tests/engine/lightning/test_habits.py`.",
         "",
         "| case | what it does | weights | Lightning, s | isoscale, s |",
