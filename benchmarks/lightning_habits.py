@@ -51,7 +51,8 @@ def row(case: Case) -> tuple[str, str]:
     elif found.differences:
         result, words = OTHER, f"{OTHER}, by up to {found.largest:.1g}: {'; '.join(found.differences)}"
     else:
-        result = words = EQUAL
+        but = "; ".join(f"{name} differs: {why}" for name, why in case.of_step.items())
+        result, words = EQUAL, f"{EQUAL}; {but}" if but else EQUAL
     ours, theirs = found.ours, found.theirs
     return result, f"| {case.name} | {case.what} | {words} | {theirs.seconds:.2f} | {ours.seconds:.2f} |"
 
