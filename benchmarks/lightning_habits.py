@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import io
 import logging
+import os
 import platform
 import sys
 import tempfile
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    rows = []
+    rows, load = [], os.getloadavg()[0]
     for case in CASES:
         if not options.only or case.name in options.only:
             rows.append(row(case))
@@ -76,7 +77,8 @@ def main() -> None:
         f"`python benchmarks/lightning_habits.py`; {platform.machine()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, lightning {lightning.pytorch.__version__}, isoscale {isoscale.__version__}; CPU, one "
         "thread, one training of each side. Weights and buffers are compared to the bit, steps exactly, last metrics "
-        "and what callbacks keep to 1e-5. Seconds are those of the whole training.",
+        "and what callbacks keep to 1e-5. Seconds are those of the whole training, on "
+        f"{os.cpu_count()} cores with a load of {load:.1f} before the start.",
         "",
         f"{len(rows)} modules and scripts: {counts[EQUAL]} are equal to the bit, {counts[MEANT]} differ as they must, "
         f"{counts[REFUSED]} are refused in words, {counts[OTHER]} differ otherwise. 39 "
