@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import io
 import logging
+import os
 import platform
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from tests.engine.lightning.zoo.case import Case
 from tests.engine.lightning.zoo.cases import CASES
 from tests.engine.lightning.zoo.compare import compared
 
-EQUAL, MEANT, OTHER = "equal to the bit", "differs, as it must", "differs"
+EQUAL, MEANT, REFUSED, OTHER = "equal to the bit", "differs, as it must", "refused", "differs"
 
 
 def row(case: Case) -> tuple[str, str]:
@@ -41,7 +42,9 @@ def row(case: Case) -> tuple[str, str]:
                 found = compared(case, Path(folder))
         except Exception as error:
             reason = " ".join(str(error).split()).replace("|", "/")
-            return OTHER, f"| {case.name} | {case.what} | {type(error).__name__}: {reason} | | |"
+            result = REFUSED if case.refused and case.refused in reason else OTHER
+            words = f"{REFUSED}: {reason}" if result == REFUSED else f"{type(error).__name__}: {reason}"
+            return result, f"| {case.name} | {case.what} | {words} | | |"
     if case.difference and found.largest > 0:
         result, words = MEANT, f"{MEANT}, by up to {found.largest:.1g}: {case.difference}"
     elif found.largest == 0 and found.differences:
@@ -49,7 +52,8 @@ def row(case: Case) -> tuple[str, str]:
     elif found.differences:
         result, words = OTHER, f"{OTHER}, by up to {found.largest:.1g}: {'; '.join(found.differences)}"
     else:
-        result = words = EQUAL
+        but = "; ".join(f"{name} differs: {why}" for name, why in case.of_step.items())
+        result, words = EQUAL, f"{EQUAL}; {but}" if but else EQUAL
     ours, theirs = found.ours, found.theirs
     return result, f"| {case.name} | {case.what} | {words} | {theirs.seconds:.2f} | {ours.seconds:.2f} |"
 
@@ -61,22 +65,24 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    rows = []
+    rows, load = [], os.getloadavg()[0]
     for case in CASES:
         if not options.only or case.name in options.only:
             rows.append(row(case))
             print(f"{case.name}: {rows[-1][0]}", file=sys.stderr, flush=True)
-    counts = {result: sum(each == result for each, _ in rows) for result in (EQUAL, MEANT, OTHER)}
+    counts = {result: sum(each == result for each, _ in rows) for result in (EQUAL, MEANT, REFUSED, OTHER)}
     text = [
         f"# Habits of Lightning, {time.strftime('%Y-%m-%d')}",
         "",
         f"`python benchmarks/lightning_habits.py`; {platform.machine()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, lightning {lightning.pytorch.__version__}, isoscale {isoscale.__version__}; CPU, one "
         "thread, one training of each side. Weights and buffers are compared to the bit, steps exactly, last metrics "
-        "and what callbacks keep to 1e-5. Seconds are those of the whole training.",
+        "and what callbacks keep to 1e-5. Seconds are those of the whole training, on "
+        f"{os.cpu_count()} cores with a load of {load:.1f} before the start.",
         "",
         f"{len(rows)} modules and scripts: {counts[EQUAL]} are equal to the bit, {counts[MEANT]} differ as they must, "
-        f"{counts[OTHER]} differ otherwise. 39 more that change themselves in training are compared in the same way "
+        f"{counts[REFUSED]} are refused in words, {counts[OTHER]} differ otherwise. 39 "
+        "more that change themselves in training are compared in the same way "
         "by `tests/engine/lightning/test_habits.py`.",
         "",
         "| case | what it does | weights | Lightning, s | isoscale, s |",

@@ -111,7 +111,7 @@ def build(
         view = TrainerView(progress, plan.num_steps, per_epoch, ranks, found.device)
         num_val = None if val is None or plan.evaluate.unit == "never" else val.plan.steps_per_epoch
         view.describe(settings.observe.every, plan.evaluate, num_val, settings.folder)
-        view.saves = saving
+        view.saves, view.note = saving, observers.note
         view.precision = decided.precision
         view.logger = logger = RunLogger(observers, view)
         view.loggers, view.log_dir = [logger], logger.log_dir

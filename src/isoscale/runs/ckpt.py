@@ -1,7 +1,6 @@
 """Checkpoint files of Lightning (`.ckpt`): weights and hyperparameters of a run, for `load_from_checkpoint`."""
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from isoscale.engine.lightning.ckpt import version
+from isoscale.engine.lightning.ckpt import plain_parameters, version
 from isoscale.errors import UserError
 from isoscale.runs.run import Run
 from isoscale.system.files import failures_in_words, write_aside
@@ -33,7 +32,7 @@ def write_ckpt(run: Run, path: Path, checkpoint: str | None = None) -> tuple[dic
         "optimizer_states": [],
         "lr_schedulers": [],
     }
-    kept, left_out = _plain_parameters(task)
+    kept, left_out = plain_parameters(task)
     if kept:
         contents |= {"hparams_name": getattr(task, "_hparams_name", "kwargs"), "hyper_parameters": kept}
     written = io.BytesIO()
@@ -43,21 +42,6 @@ def write_ckpt(run: Run, path: Path, checkpoint: str | None = None) -> tuple[dic
     note = f"hyperparameters that are no plain values are not in the file: {', '.join(left_out)}; give them again: "
     notes = [f"{note}{type(task).__name__}.load_from_checkpoint(FILE, {left_out[0]}=…)"] if left_out else []
     return {"epoch": str(contents["epoch"]), "step": str(step), "hyperparameters": ", ".join(kept) or "none"}, notes
-
-
-def _plain_parameters(task: nn.Module) -> tuple[dict[str, Any], list[str]]:
-    """The hyperparameters of a module that a file can hold without pickled code, and the names of the others."""
-    given = dict(getattr(task, "hparams", None) or {})
-    kept = {name: value for name, value in given.items() if _is_plain(value)}
-    return kept, [name for name in given if name not in kept]
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return type(value) is dict and all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return type(value) in (list, tuple) and all(map(_is_plain, value))
-    return type(value) in (str, int, float, bool, type(None))
 
 
 def load_ckpt(path: Path, task: nn.Module) -> None:

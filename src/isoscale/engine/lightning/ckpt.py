@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,32 @@ def contents(view: TrainerView, task: Any, weights_only: bool = False) -> dict[s
         if settings:
             if hasattr(owner, "_hparams_name"):
                 found[getattr(owner, "CHECKPOINT_HYPER_PARAMS_NAME", "hparams_name")] = owner._hparams_name
-            found[getattr(owner, "CHECKPOINT_HYPER_PARAMS_KEY", "hyper_parameters")] = dict(settings)
+            kept, left_out = plain_parameters(owner)
+            found[getattr(owner, "CHECKPOINT_HYPER_PARAMS_KEY", "hyper_parameters")] = kept
+            if left_out and type(owner) not in view.told:
+                view.told.add(type(owner))
+                view.note(
+                    f"hyperparameters of {type(owner).__name__} that are no plain values are not in .ckpt files, which "
+                    f"would not load without running code: {', '.join(left_out)}"
+                )
     if data is not None and overrides(data, "state_dict"):
         found[type(data).__qualname__] = data.state_dict()
     return found
+
+
+def plain_parameters(owner: Any) -> tuple[dict[str, Any], list[str]]:
+    """The hyperparameters of a module that a file can hold without pickled code, and the names of the others."""
+    given = dict(getattr(owner, "hparams", None) or {})
+    kept = {name: value for name, value in given.items() if _is_plain(value)}
+    return kept, [name for name in given if name not in kept]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return type(value) in (list, tuple) and all(map(_is_plain, value))
+    return type(value) in (str, int, float, bool, type(None))
 
 
 def save(view: TrainerView, task: Any, path: str | os.PathLike[str], weights_only: bool = False) -> None:

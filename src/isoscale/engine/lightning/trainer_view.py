@@ -20,7 +20,7 @@ from isoscale.errors import UserError
 from isoscale.parallel.collectives import ALONE, Ranks
 
 
-def _nothing(optimizer: Optimizer) -> None:
+def _nothing(given: Any) -> None:
     """Nothing is to be done."""
 
 
@@ -87,6 +87,10 @@ class TrainerView:
         """Callbacks that were given the directory of the run for their files."""
         self.written: list[str] = []
         """The checkpoint files that were written."""
+        self.note: Callable[[str], None] = _nothing
+        """Says something to the user."""
+        self.told: set[type] = set()
+        """Whose hyperparameters it was said of that files do not hold them all."""
         self.write: Callable[[Any, bool], None] | None = None
         """Writes a checkpoint file."""
         self.before_monitors: Callable[[], None] = lambda: None

@@ -199,9 +199,9 @@ class ModuleState:
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Copy weights in; names and shapes must be those of the module."""
-        criterion = getattr(self._module, "criterion", None)  # what a loss keeps was not saved once
-        kept = criterion.named_buffers(prefix="criterion") if isinstance(criterion, nn.Module) else ()
-        load_weights(self._module, {**dict(kept), **tensors})
+        # what a loss keeps was not saved once; what it shares with the module is the module's
+        kept = {name: buffer for name, buffer in self._module.named_buffers() if name.startswith("criterion.")}
+        load_weights(self._module, {**kept, **tensors})
 
 
 class DifferentWeights(UserError):

@@ -108,5 +108,6 @@ CASES = [
     Case("warm-up", "warm-up in optimizer_step", WarmUp),
     Case("callback-rate", "a callback that writes the learning rate", Net,
          trainer=lambda folder: {"callbacks": [WarmedCosine()]}),
-    Case("lbfgs", "LBFGS under automatic optimisation", LBFGS, lambda: loaders(16, 16), epochs=4),
+    Case("lbfgs", "LBFGS under automatic optimisation", LBFGS, lambda: loaders(16, 16), epochs=4, of_step={
+        "train_loss": "a step logs the mean of its evaluations, Lightning the last of them"}),
 ]  # fmt: skip
