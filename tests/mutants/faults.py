@@ -164,8 +164,8 @@ FAULTS = [
         "clipping",
         "gradients are clipped while they are still scaled",
         "engine/step/step.py",
-        "        elif self.clip is not None:\n",
-        "        elif self.clip is None:\n",
+        "self.scaler is not None and self.clip is not None and self.gradients",
+        "self.scaler is not None and self.clip is None and self.gradients",
     ),
     Fault(
         "clipping",
@@ -341,8 +341,8 @@ FAULTS = [
         "resume",
         "an evaluation that was done before the stop is done again",
         "engine/trainer.py",
-        "if (due.evaluate or due.epoch_end) and progress.evaluated_at != progress.step:",
-        "if due.evaluate or due.epoch_end:",
+        "if is_over and progress.evaluated_at != progress.step:",
+        "if is_over:",
     ),
     Fault(
         "resume",
@@ -356,8 +356,8 @@ FAULTS = [
         "modes and extra state",
         "an evaluation puts modules that were in eval mode into training mode",
         "engine/step/context.py",
-        "        for module, mode in modes:\n            module.training = mode\n",
-        "        for module, _ in modes:\n            module.training = True\n",
+        "            for module, mode in modes:\n                module.training = mode\n",
+        "            for module, _ in modes:\n                module.training = True\n",
     ),
     Fault(
         "modes and extra state",
@@ -619,8 +619,8 @@ FAULTS = [
         "export and predict",
         "predictions are in the units that the network learns",
         "runs/inference.py",
-        'else {"prediction": application.stored(found)}',
-        'else {"prediction": found}',
+        'else {"prediction": application.stored(output)}',
+        'else {"prediction": output}',
     ),
     Fault(
         "export and predict",

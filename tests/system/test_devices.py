@@ -18,6 +18,7 @@ ELSEWHERE = {
     "engine/step/slow_convolutions.py": "times convolutions by CUDA events",
     "engine/config.py": "the kinds that a recipe may name",
     "observe/doctor/checks.py": "the names by which torch.version says what it was built for",
+    "recipe/lightning.py": "the kinds that Lightning's Trainer names",
     "science/models.py": "a product of matrices written by hand for CUDA",
     "science/potentials/layers.py": "a sum of columns written as a product for CUDA",
 }

@@ -17,7 +17,7 @@ from isoscale.engine.splits import Split
 from isoscale.engine.state.module_state import ModuleSnapshot
 from isoscale.engine.step.step import Forward
 from isoscale.errors import UserError
-from isoscale.system.devices import Accelerator
+from isoscale.system.devices import Accelerator, Cuda
 
 
 class _AllKnown(BaseException):
@@ -100,4 +100,4 @@ def _put_back(task: nn.Module, before: ModuleSnapshot, lazy: list[nn.Module]) ->
 
 
 def _devices(accelerator: Accelerator) -> list[int]:
-    return [accelerator.device.index or 0] if accelerator.kind == "cuda" else []
+    return [accelerator.device.index or 0] if isinstance(accelerator, Cuda) else []

@@ -209,9 +209,9 @@ def _accelerator(value: Any, given: Mapping[str, Any], found: Translated) -> Non
     if name not in known:
         raise _Refused(f"there is {', '.join(known)}")
     if name == "gpu":
-        from torch.backends import mps
+        from isoscale.system import devices  # torch is not needed before
 
-        found.values["train.device"] = "mps" if mps.is_available() else "cuda"
+        found.values["train.device"] = "mps" if devices.is_available("mps") else "cuda"
     elif name != "auto":
         found.values["train.device"] = known[name]
 

@@ -70,6 +70,10 @@ class Accelerator:
         """Bytes in use now, where the device can tell; else the most so far."""
         return self.peak_memory
 
+    def memory_stats(self) -> dict[str, Any]:
+        """What torch's allocator counts, where it does."""
+        return {}
+
     @property
     def available_memory(self) -> int:
         """Bytes that tensors can still take, as far as that can be told."""
@@ -200,6 +204,10 @@ class Cuda(Numbered):
     def memory_in_use(self) -> int:
         """Bytes of tensors now."""
         return int(torch.cuda.memory_allocated(self.device))
+
+    def memory_stats(self) -> dict[str, Any]:
+        """What torch's allocator counts."""
+        return torch.cuda.memory_stats(self.device)
 
     @property
     def free_memory(self) -> int:

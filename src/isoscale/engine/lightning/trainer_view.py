@@ -18,6 +18,7 @@ from isoscale.engine.lightning.trainer_metrics import TrainerMetrics
 from isoscale.engine.state.progress import Progress
 from isoscale.errors import UserError
 from isoscale.parallel.collectives import ALONE, Ranks
+from isoscale.system import devices
 
 
 def _nothing(given: Any) -> None:
@@ -373,4 +374,4 @@ class Strategy:
 
 
 def _device_stats(device: torch.device) -> dict[str, Any]:
-    return torch.cuda.memory_stats(device) if torch.device(device).type == "cuda" else {}
+    return devices.of(torch.device(device)).memory_stats()
