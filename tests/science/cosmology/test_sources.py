@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -81,6 +82,15 @@ def damaged(folder: Path) -> str:
     return str(path)
 
 
+def unfinished(folder: Path) -> str:
+    path = write(folder / "box.h5")
+    with h5py.File(path, "a") as file:
+        whole = file["Hydro"][:]
+        del file["Hydro"]
+        file.create_dataset("Hydro", whole.shape, whole.dtype, chunks=(5, 6, 12, 12))[:, :6] = whole[:, :6]
+    return str(path)
+
+
 def with_others(folder: Path, **changes: Any) -> str:
     return str(write(folder / "box.h5", **changes))
 
@@ -89,6 +99,7 @@ BAD = {
     "no box": (lambda folder: None, {}, "data names no box"),
     "no such file": (lambda folder: str(folder / "none.h5"), {}, "data.train: there is no file"),
     "cut short": (damaged, {}, "box.h5 is truncated: 9,000 bytes found"),
+    "never written": (unfinished, {}, "Hydro.*: 1 of its 2 chunks were never written, and would be read as 0.0"),
     "no such array": (with_others, {"target": "Gas"}, 'has no dataset "Gas"; there is Hydro, Nbody'),
     "too small": (with_others, {"crop": 16, "wrap": False}, "too few for a crop of 16³; use data.crop=12 or less, or"),
     "other sizes": (

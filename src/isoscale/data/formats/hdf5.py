@@ -1,6 +1,7 @@
 """HDF5: datasets by name in one file."""
 
 import errno
+import math
 import os
 import re
 import weakref
@@ -115,6 +116,7 @@ class Hdf5Array(_Stored):
             stored = file[dataset]
             super().__init__(path, f"{path} ({dataset})", stored)
             self.shape, self.chunks = stored.shape, stored.chunks
+            _check_written(self.name, stored)
             self.attributes = {**file.attrs, **stored.attrs}
 
     def __getitem__(self, place: Any) -> Array:
@@ -122,6 +124,19 @@ class Hdf5Array(_Stored):
         with self._opened() as stored:
             found: Array = stored[place]
         return found.astype(self.dtype, copy=False)  # which has the byte order of this machine
+
+
+def _check_written(name: str, stored: "h5py.Dataset") -> None:
+    """Refuse a dataset of which parts were never written: HDF5 gives zeros for them without a word."""
+    if stored.chunks is None:
+        return
+    expected = math.prod(-(-size // chunk) for size, chunk in zip(stored.shape, stored.chunks, strict=True))
+    written = stored.id.get_num_chunks()
+    if written < expected:
+        raise UserError(
+            f"{name}: {expected - written} of its {expected} chunks were never written, and would be read as "
+            f"{stored.fillvalue}: the program that wrote it has not finished; wait for it, or write the file again"
+        )
 
 
 def hdf5_names(path: Path) -> list[str]:
