@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 from torch.utils.data import DataLoader
@@ -249,6 +249,18 @@ def test_after_fit_the_best_weights_are_tested_and_files_of_them_can_be_loaded_b
     assert {"state_dict", "hyper_parameters", "epoch", "global_step", "pytorch-lightning_version"} <= contents.keys()
     assert list(contents["state_dict"]) == list(ours.state_dict())
     assert contents["epoch"] == (contents["global_step"] - 1) // 8
+
+
+def test_the_best_weights_are_those_that_a_checkpoint_callback_keeps():
+    torch.manual_seed(1)
+    keeping = ModelCheckpoint(monitor="val_loss", mode="max")  # the worst ones, so that no other rule chooses them
+    mine = trainer(max_epochs=2, callbacks=[keeping])
+    mine.fit(Predicting(), *loaders())
+    val = loaders()[1]
+    kept = mine.test(dataloaders=val, ckpt_path=keeping.best_model_path, verbose=False)
+    assert mine.test(dataloaders=val, ckpt_path="best", verbose=False) == kept
+    assert mine.test(dataloaders=val, ckpt_path="last", verbose=False) != kept
+    assert float(keeping.best_model_score) > float(mine.callback_metrics["test_loss"])
 
 
 def test_hyperparameters_that_are_objects_are_left_out_with_a_word():

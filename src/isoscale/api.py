@@ -163,6 +163,8 @@ class Trainer:
             return None  # type: ignore[return-value]
         self._run = Run(opened.where, found, given_data)
         self._remember(self._run.metrics)
+        if self._session.trainer is not None:  # by the names that hooks found them under, too
+            self.callback_metrics |= self._session.trainer.parts.view.metrics.callback
         return self._run
 
     def validate(
@@ -214,8 +216,14 @@ class Trainer:
     @property
     def checkpoint_callback(self) -> Any:
         """The first callback that keeps checkpoints; without one, what tells of those of the run."""
-        own = next((each for each in self.callbacks if hasattr(each, "best_model_path")), None)
-        return own or (RunCheckpoints(self._run) if self._run else None)
+        return self._own_checkpoints or (RunCheckpoints(self._run) if self._run else None)
+
+    @property
+    def _own_checkpoints(self) -> Any:
+        """The first callback that keeps checkpoints, of those given and those of `configure_callbacks`."""
+        engine = None if self._session is None else self._session.trainer
+        every = [*self.callbacks, *(() if engine is None else engine.parts.view.callbacks)]
+        return next((each for each in every if hasattr(each, "best_model_path")), None)
 
     @property
     def log_dir(self) -> str | None:
@@ -297,7 +305,10 @@ class Trainer:
         if found is None:
             raise UserError("give the model: nothing has been trained yet")
         if model is None and ckpt_path is None and self._run is not None:
-            ckpt_path = "best" if self._run.has_best else "last"
+            ckpt_path = "best"
+        if ckpt_path == "best":  # as Lightning has it: that of the callback which keeps checkpoints, if there is one
+            own = getattr(self._own_checkpoints, "best_model_path", "")
+            ckpt_path = own or ("best" if self._trained.has_best else "last")
         if ckpt_path in ("best", "last"):
             found = Run(self._trained.path, found).live_task(str(ckpt_path))
         elif ckpt_path is not None and Run.exists(ckpt_path):

@@ -104,3 +104,9 @@ def test_lines_that_are_broken_have_a_metric_less_where_they_are_too_wide_still(
 
 def test_a_table_keeps_texts_of_several_lines_in_their_column() -> None:
     assert table([("a", "one\ntwo")]) == ["  a             one", "                two"]
+
+
+def test_of_names_that_a_module_gives_itself_those_of_a_validation_are_shown() -> None:
+    values = {"train_acc": 0.1, "train_f1": 0.2, "gap": 0.3, "val_loss": 0.4, "val_acc": 0.5}
+    line = epoch_line(EpochEnded(69, 2, values, seconds=0.4), STARTED)
+    assert all(name in line for name in ("val_loss 0.4", "val_acc 0.5", "gap 0.3")) and "train_acc" not in line

@@ -152,7 +152,9 @@ def _groups(values: dict[str, float], most: int, monitored: str) -> list[str]:
 
 
 def _group(stage: str, metrics: dict[str, float], most: int, monitored: str) -> str:
-    kept = sorted(metrics, key=lambda name: (name != "loss", name != monitored))[:most]
+    # of names that a module gives itself, those of a validation come first: val_acc, accuracy, train_acc
+    by_stage = {name: 0 if name.startswith("val") else 1 + name.startswith("train") for name in metrics}
+    kept = sorted(metrics, key=lambda name: (name != "loss", name != monitored, not stage and by_stage[name]))[:most]
     loss_first = sorted(metrics, key=lambda name: name != "loss")
     write = number if stage else plain_number
     words = " ".join(f"{name} {write(metrics[name]):<{VALUE_WIDTH}}" for name in loss_first if name in kept)
