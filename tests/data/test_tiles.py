@@ -192,7 +192,7 @@ def made() -> tuple[nn.Module, Any]:
     return Field(), isoscale.Sources(train=tiled())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_tiles_are_the_same_on_any_number_of_ranks_and_after_a_stop_inside_a_window(tmp_path: Path) -> None:
     keys = {key.replace(".", "__"): value for key, value in KEYS.items()} | {"parallel__reduce": "tree"}
     order = tiled().order(0)

@@ -324,7 +324,7 @@ def test_a_copy_computes_with_its_own_weights_and_a_pickle_with_torch() -> None:
     assert is_eligible(loaded.up)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_compiled_network_is_one_graph_with_the_same_gradients() -> None:
     net = nn.Sequential(nn.Conv2d(2, 3, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(3, 2, 4, 2, 1))
     as_products(net, ["0", "2"])

@@ -98,7 +98,7 @@ def test_it_computes_what_the_description_says(rewrite: Any) -> None:
     assert_close(found, expected, 1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_default_computes_what_the_description_says() -> None:
     """In float32: gradients are sums of 262,144 terms, and the sign of an activation at 0 is that of its rounding."""
     torch.manual_seed(0)
