@@ -77,7 +77,10 @@ def main() -> None:
         f"`python benchmarks/lightning_habits.py`; {platform.machine()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, lightning {lightning.pytorch.__version__}, isoscale {isoscale.__version__}; CPU, one "
         "thread, one training of each side. Weights and buffers are compared to the bit, steps exactly, last metrics "
-        "and what callbacks keep to 1e-5. Seconds are those of the whole training, on "
+        "and what callbacks keep to 1e-5. Lightning runs one sanity batch, because isoscale rehearses one; batches "
+        "that a hook skips are not counted as steps; a metric that Lightning also shows as `name_epoch` is not "
+        "compared under its bare name. Those that differ as they must are only seen to differ, in as many steps. "
+        "Seconds are those of the whole training, on "
         f"{os.cpu_count()} cores with a load of {load:.1f} before the start.",
         "",
         f"{len(rows)} modules and scripts: {counts[EQUAL]} are equal to the bit, {counts[MEANT]} differ as they must, "
