@@ -263,6 +263,22 @@ def test_the_best_weights_are_those_that_a_checkpoint_callback_keeps():
     assert float(keeping.best_model_score) > float(mine.callback_metrics["test_loss"])
 
 
+class Writing(pl.Callback):
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None: ...
+
+    def on_predict_batch_end(self, *arguments: Any) -> None: ...
+
+
+def test_what_a_test_or_a_prediction_does_not_do_is_said(capsys: pytest.CaptureFixture[str]):
+    mine, val = trainer(callbacks=[Writing(), EarlyStopping("val_loss")]), loaders()[1]
+    mine.test(Predicting(), val, verbose=False)
+    assert "on_test_epoch_end of Writing is not" in capsys.readouterr().err
+    assert mine.predict(Predicting(), val, return_predictions=False) is None
+    assert "on_predict_batch_end of Writing is not" in capsys.readouterr().err
+    mine.validate(Predicting(), val, verbose=False)
+    assert not capsys.readouterr().err
+
+
 def test_hyperparameters_that_are_objects_are_left_out_with_a_word():
     class Holding(Classifier):
         def __init__(self, width: int = 5, activation: Any = None) -> None:

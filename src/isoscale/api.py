@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isoscale.engine.lightning.callbacks import defines
 from isoscale.engine.lightning.given_loaders import given_loaders
 from isoscale.errors import Stopped, UserError, nearest
 from isoscale.parallel.environments import find as environment
@@ -108,6 +109,8 @@ class Trainer:
 
         Further arguments are keys of the recipe, such as `**{"train.epochs": 3}`, and those of Lightning's Trainer
         (`max_epochs=3`), which are translated into such keys, or refused with what to do instead.
+
+        Files are always read as `weights_only=True` reads them, also where its calls are allowed to run code.
         """
         lightning = {name: value for name, value in arguments.items() if name in ARGUMENTS}
         own = {name: value for name, value in arguments.items() if name not in ARGUMENTS}
@@ -188,10 +191,14 @@ class Trainer:
     def predict(
         self, model: nn.Module | None = None, dataloaders: Any = None, datamodule: Any = None,
         return_predictions: bool | None = None, ckpt_path: str | Path | None = None, weights_only: bool | None = None,
-    ) -> list[Any]:  # fmt: skip
-        """What `predict_step` returns for each batch of the prediction data, as Lightning lists it."""
+    ) -> list[Any] | None:  # fmt: skip
+        """What `predict_step` returns for each batch of the prediction data, as Lightning lists it.
+
+        With `return_predictions=False` it is only called.
+        """
         application = self._application("predict", model, dataloaders, ckpt_path, datamodule)
-        return batch_predictions(application, "predict", self._said.dev or self._said.limit_predict)
+        found = batch_predictions(application, "predict", self._said.dev or self._said.limit_predict)
+        return None if return_predictions is False else found
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
         """Write the last weights of the run as a `.ckpt` file, which `load_from_checkpoint` reads."""
@@ -304,6 +311,10 @@ class Trainer:
         found = self._model if model is None else model
         if found is None:
             raise UserError("give the model: nothing has been trained yet")
+        unheard = [f"{name} of {type(each).__name__}" for each in self.callbacks for name in _HOOKS_OF.get(stage, ())
+                   if defines(each, name)]  # fmt: skip
+        if unheard and environment.find().rank == 0:
+            echo(f"callbacks are called in fit only: {', '.join(unheard)} is not; define it in the module", err=True)
         if model is None and ckpt_path is None and self._run is not None:
             ckpt_path = "best"
         if ckpt_path == "best":  # as Lightning has it: that of the callback which keeps checkpoints, if there is one
@@ -322,6 +333,14 @@ class Trainer:
         loaded: LoadedRecipe = load_recipe(self._recipe, self._overrides)
         device = loaded.recipe.train.device
         return Application(found, loaded, None, stage, device, own_data=lambda: in_split(data, stage, found))
+
+
+_HOOKS_OF = {
+    stage: [f"on_{stage}_{when}" for when in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")]
+    + ["write_on_batch_end", "write_on_epoch_end"] * (stage == "predict")
+    for stage in ("test", "predict")
+}
+"""Of callbacks, which nobody calls outside of a training."""
 
 
 def _check_known(own: Mapping[str, Any]) -> None:
