@@ -14,6 +14,7 @@ SCIENCES = (
     "isoscale.science.electronic",
     "isoscale.science.potentials",
     "isoscale.science.cosmology",
+    "isoscale.science.crystals",
 )
 """Packages that have a DOMAIN."""
 DEFAULT_PRESET = "images/digits"

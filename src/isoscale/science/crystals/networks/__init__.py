@@ -1,0 +1,1 @@
+"""Networks from graphs to features of atoms."""

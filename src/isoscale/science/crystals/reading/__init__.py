@@ -1,0 +1,1 @@
+"""Structures in files: readers, units and what is said of them."""
