@@ -3,6 +3,7 @@
 The dialect is that of ASE: what it writes is read alike, which a test holds us to.
 """
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isoscale.data.files import is_gzip
 from isoscale.errors import UserError
 from isoscale.science.crystals.reading.elements import NUMBERS
 from isoscale.science.crystals.reading.found import NAMES_OF_SYSTEMS, Found, said_units
@@ -34,7 +36,8 @@ def read_extxyz(path: Path) -> Found:
 
 def _frames(path: Path) -> Iterator[tuple[int, int, str, list[str]]]:
     """The number, the first line, the comment and the lines of atoms of each frame."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    opened = gzip.open if is_gzip(path) else open
+    with opened(path, "rt", encoding="utf-8", errors="replace") as file:
         lines = iter(file)
         number, at = 0, 0
         for line in lines:
