@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoscale.errors import UserError
@@ -155,6 +155,7 @@ def any_atoms(draw: st.DrawFn) -> Any:
     return made
 
 
+@settings(max_examples=40)
 @given(frames=st.lists(any_atoms(), min_size=1, max_size=4))
 def test_what_ase_writes_as_extxyz_is_read_as_ase_reads_it(
     frames: list[Any], tmp_path_factory: pytest.TempPathFactory
