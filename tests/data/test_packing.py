@@ -87,7 +87,7 @@ def test_one_that_is_too_large_for_any_shape_gets_its_own() -> None:
     own = shapes.shape(np.asarray([[20, 5000]]))
     assert own[0][1] >= 5000 and own[0][0] >= 20
     source = sized(np.asarray([5] * 63 + [900]), np.asarray([50] * 63 + [40_000]))
-    order, packing = packed(source, BatchPlan(64, 4))
+    _, packing = packed(source, BatchPlan(64, 4))
     assert sum(shape[0][1] >= 40_000 for shape in map(packing.shape, range(16))) == 1
 
 

@@ -1,4 +1,4 @@
-"""The laws for samples of many sizes: neither padding nor residency, ranks, a stop or a capture is seen in the result."""
+"""The laws for samples of many sizes: neither padding, residency, ranks, a stop nor a capture is seen in the result."""
 
 from pathlib import Path
 from typing import Any
