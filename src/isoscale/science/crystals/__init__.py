@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from isoscale.science.crystals.transforms import GraphToPointCloud, PeriodicEdges, PointCloudToGraph
 
 __all__ = [
-    "Alloys", "Crystal", "CrystalModel", "GraphToPointCloud", "PaiNN", "PeriodicEdges", "PointCloudToGraph", "PyGNetwork",
-    "SchNet", "Structures",
+    "Alloys", "Crystal", "CrystalModel", "GraphToPointCloud", "PaiNN", "PeriodicEdges", "PointCloudToGraph",
+    "PyGNetwork", "SchNet", "Structures",
 ]  # fmt: skip
 
 DOMAIN = Domain(
     package=__name__,
     description="crystals: energies, forces, stresses and properties of any elements, by graph networks",
     homes={
-        "Alloys": "alloys", "Crystal": "task", "CrystalModel": "model", "GraphToPointCloud": "transforms", "PaiNN": "networks.painn",
+        "Alloys": "alloys", "Crystal": "task", "CrystalModel": "model", "GraphToPointCloud": "transforms",
+        "PaiNN": "networks.painn",
         "PeriodicEdges": "transforms", "PointCloudToGraph": "transforms", "PyGNetwork": "networks.pyg_network",
         "SchNet": "networks.schnet", "Structures": "structures",
     },
