@@ -71,6 +71,8 @@ class Graphs(NamedTuple):
     """Structures whose cutoff was adapted."""
     folder: Path | None = None
     """Where the arrays are kept; None for in memory."""
+    is_new: bool = True
+    """Whether they were not found in the cache."""
 
 
 def find_graphs(
@@ -81,7 +83,7 @@ def find_graphs(
     settings = settings.checked()
     keys = [fingerprint(table, settings) for table in tables]
     wanted = dict(zip(keys, tables, strict=True))
-    found = {key: _stored(_folder() / key, table, ranks) for key, table in wanted.items()}
+    found = {key: _stored(_folder() / key, table, ranks, is_new=False) for key, table in wanted.items()}
     lacking = ranks.all_gather([key for key, graphs in found.items() if graphs is None], "what graphs each rank has")
     missing = {key: table for key, table in wanted.items() if any(key in each for each in lacking)}
     if missing:
@@ -293,7 +295,7 @@ def _write_rows(path: Path, before: int, blocks: Iterable[NDArray[Any]]) -> None
         os.fsync(file.fileno())
 
 
-def _stored(folder: Path, table: StructureTable, ranks: TaskRanks) -> Graphs | None:
+def _stored(folder: Path, table: StructureTable, ranks: TaskRanks, is_new: bool = True) -> Graphs | None:
     """What a folder of the cache holds; None if it is not there, or not whole."""
     try:
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
@@ -307,7 +309,9 @@ def _stored(folder: Path, table: StructureTable, ranks: TaskRanks) -> Graphs | N
     counts, checksums = np.array(arrays.pop("counts")), arrays.pop("checksum")
     columns = list(arrays.values())
     is_right = (counts >= 0).all() and counts.sum() == facts["edges"] and _is_right(counts, columns, checksums, ranks)
-    return Graphs(counts, **arrays, largest_cutoff=largest, num_grown=num_grown, folder=folder) if is_right else None
+    if not is_right:
+        return None
+    return Graphs(counts, **arrays, largest_cutoff=largest, num_grown=num_grown, folder=folder, is_new=is_new)
 
 
 def _opened(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
