@@ -1,6 +1,4 @@
 import itertools
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -212,9 +210,3 @@ def test_positions_that_are_no_numbers_are_refused():
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], expected: str):
     with pytest.raises(UserError, match=expected):
         GraphSettings(**wrong).checked()
-
-
-def test_a_process_that_finds_edges_starts_without_torch():
-    code = "import sys, isoscale.science.crystals.edge_parts; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert found.stdout.strip() == "False"

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,14 @@ def test_several_processes_find_what_one_does(cache: Path, monkeypatch: pytest.M
     with pytest.raises(UserError, match="made 7: atoms 0 and 1 "):
         found(structures)
     assert list(cache.iterdir()) == []
+
+
+def test_a_process_that_finds_edges_needs_no_torch(tmp_path: Path):
+    edge_parts.share(graph_cache._geometry(table(4)), tmp_path / "structures")
+    command = edge_parts.order(tmp_path / "structures", SETTINGS, 1, 3, tmp_path / "part")
+    done = subprocess.run([command[0], "-X", "importtime", *command[1:]], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "torch.nn" not in done.stderr
+    assert edge_parts.answer(tmp_path / "part").num_edges == in_memory(table(4), SETTINGS).counts[1:3].sum()
 
 
 def test_a_process_that_dies_is_done_without(cache: Path, monkeypatch: pytest.MonkeyPatch):
