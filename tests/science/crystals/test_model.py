@@ -169,8 +169,8 @@ class Forbidden(TorchDispatchMode):
     """Refuses operations that wait for the host, have shapes that depend on data, or add with atomics."""
 
     names = (
-        "_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount", "repeat_interleave.Tensor", "is_nonzero",
-        "index_add", "scatter_add", "index_put", "scatter_reduce", "embedding_dense_backward", "equal",
+        "_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount", "repeat_interleave.Tensor",
+        "is_nonzero", "index_add", "scatter_add", "index_put", "scatter_reduce", "embedding_dense_backward", "equal",
     )  # fmt: skip
 
     def __init__(self, allowed: tuple[str, ...] = ()) -> None:

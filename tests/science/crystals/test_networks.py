@@ -59,7 +59,7 @@ def test_turning_mirroring_and_moving_a_structure_changes_forces_and_stress_with
     before = energies(own, made)
     for seed in (0, 1):
         after, turn = turned(made, seed)
-        found = energies(own, after._replace(positions=after.positions + [0.3, -7.0, 2.0]))
+        found = energies(own, after._replace(positions=after.positions + np.array([0.3, -7.0, 2.0])))
         torch.testing.assert_close(found["energy"], before["energy"], rtol=1e-12, atol=1e-11)
         rotation = torch.from_numpy(turn)
         torch.testing.assert_close(found["forces"], before["forces"] @ rotation, rtol=1e-9, atol=1e-10)

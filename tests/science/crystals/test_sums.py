@@ -34,7 +34,7 @@ def test_sums_are_right_in_every_dtype(sides: tuple[Side, Side]) -> None:
 
 
 def test_scaled_and_along_are_what_they_say(sides: tuple[Side, Side]) -> None:
-    source, target = sides
+    source = sides[0]
     rows, factors = torch.randn(6, 4, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
     directions = torch.randn(3, 6, dtype=torch.float64)
     torch.testing.assert_close(sums.scaled(rows, factors, source), rows[source.row] * factors)
