@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isoscale.errors import UserError
-from isoscale.science.potentials.neighbours import load_vesin
+from isoscale.science.atoms.neighbours import load_vesin
 
 
 class PotentialCalculator(Calculator):
