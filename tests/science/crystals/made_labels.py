@@ -12,6 +12,7 @@ from isoscale.data.ragged import Level, RaggedSource
 from isoscale.engine.metrics.accumulators import Recorder, means
 from isoscale.engine.metrics.losses import as_weighted_sum
 from isoscale.engine.step.context import StepContext
+from isoscale.science.crystals.model import CrystalModel
 
 Structures = list[dict[str, Any]]
 COUNTS = (3, 1, 7, 2, 12, 5)
@@ -72,22 +73,27 @@ def batch(listed: Structures, padding: int = 0) -> dict[str, Tensor]:
     return made.pack(torch.arange(len(listed)), (atoms + padding, len(listed) + padding))
 
 
-class Told(nn.Module):
+class _Blind(nn.Module):
+    """A network that sees nothing."""
+
+    width, cutoff = 1, 3.0
+
+    def forward(self, graph: Any) -> Tensor:
+        return torch.zeros(len(graph.z), 1)
+
+
+class Told(CrystalModel):
     """Predicts what a batch holds as `given_…`, times a weight that is learned."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_Blind())
         self.factor = nn.Parameter(torch.ones((), dtype=torch.float64))
-        self.units: dict[str, Any] = {}
 
     def forward(
-        self, batch: Mapping[str, Tensor], create_graph: bool = False, wanted: Sequence[str] | None = None
+        self, batch: Mapping[str, Tensor], create_graph: bool | None = None, wanted: Sequence[str] | None = None
     ) -> dict[str, Tensor]:
         names = wanted or [key.removeprefix("given_") for key in batch if key.startswith("given_")]
         return {name: self.factor * batch[f"given_{name}"] for name in names}
-
-    def set_units(self, units: Mapping[str, Any]) -> None:
-        self.units = dict(units)
 
 
 class Alone:

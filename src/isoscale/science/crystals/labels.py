@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from isoscale.data.sources import Source, Subset, locate
-from isoscale.science.atoms.elements import NUM_ELEMENTS
-from isoscale.science.crystals.targets import INPUTS, Learned
+from isoscale.science.crystals.targets import INPUTS, NUM_ELEMENTS, Learned
 
 BLOCK = 4096
 """Structures that are looked at together."""

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from isoscale.engine.task import Training
 from isoscale.errors import UserError, nearest
-from isoscale.science.atoms.elements import NUM_ELEMENTS, SYMBOLS, symbol
 from isoscale.science.crystals.labels import Labels
-from isoscale.science.crystals.targets import Learned
+from isoscale.science.crystals.reading.elements import SYMBOLS
+from isoscale.science.crystals.targets import NUM_ELEMENTS, Learned
 
 AUTO = "auto"
 SMALLEST = 1e-12
@@ -121,7 +121,7 @@ class Normalisation:
         if target.kind == "classes":
             return 1.0
         forces = [each for each in self.targets if each.kind == "forces"] if target.kind == "energy" else []
-        found = next((found for each in forces if (found := table.rms(each)) > SMALLEST), 0.0)
+        found = next((found for each in forces if not (found := table.rms(each)) <= SMALLEST), 0.0)
         found = found or table.rms(target, mean)
         if not math.isfinite(found):
             raise UserError(table.not_finite([target, *forces]))
@@ -146,7 +146,7 @@ def _in_words(target: Learned, unit: Unit, normalisation: Normalisation, table: 
         if unit.mean.ndim and len(unit.mean) == NUM_ELEMENTS and target.name in _by_element(normalisation.targets):
             numbers = table.elements
             few = len(numbers) <= 4 and unit.mean.ndim == 1
-            own = ", ".join(f"{symbol(number)} {unit.mean[number]:.4g}" for number in numbers)
+            own = ", ".join(f"{SYMBOLS[number]} {unit.mean[number]:.4g}" for number in numbers)
             parts.append(f"above {own}" if few else f"above values of {len(numbers)} elements")
         elif not unit.mean.ndim:
             parts.append(f"above {float(unit.mean):.4g}")

@@ -10,10 +10,10 @@ from torch import Tensor
 from isoscale.data.sources import Subset
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Seen, Store
 from isoscale.observe.figures import Matrix, Parity
-from isoscale.science.atoms.elements import NUM_ELEMENTS, symbol
 from isoscale.science.atoms.parity import NUM_BINS, Counts, counted, error_sums, measures, words
 from isoscale.science.crystals.labels import Labels
-from isoscale.science.crystals.targets import KNOWN, Learned, learned
+from isoscale.science.crystals.reading.elements import SYMBOLS
+from isoscale.science.crystals.targets import KNOWN, NUM_ELEMENTS, Learned, learned
 
 MEV = 1000.0
 """In an eV."""
@@ -102,7 +102,7 @@ class Groups:
 
     def _name(self, kind: str, number: int) -> str:
         if kind == "elements":
-            return symbol(number)
+            return SYMBOLS[number]
         if kind == "systems":
             return self.systems[number] or "without a name"
         if number == 0:

@@ -9,10 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from isoscale.errors import UserError, nearest
+from isoscale.science.crystals.reading.elements import SYMBOLS
 
 Of = Literal["structure", "atom"]
 Kind = Literal["energy", "forces", "stress", "value", "classes"]
 
+NUM_ELEMENTS = len(SYMBOLS)
+"""Atomic numbers, with that of padding."""
 GPA = 160.21766208
 """In an eV/Å³."""
 KNOWN: dict[str, tuple[Kind, Of, tuple[int, ...]]] = {
@@ -56,6 +59,8 @@ class Learned:
     """Whether an error of the energy counts divided by the number of atoms, or by its root."""
     average: Literal["atoms", "structures"] = "atoms"
     """Whether all atoms count the same in the loss, or all structures."""
+    pooling: Literal["mean", "sum"] = "mean"
+    """How atoms make up the value of a structure."""
     unit: str = ""
     """As errors are shown."""
 
@@ -101,6 +106,7 @@ def _learned(name: str, spec: Any, defaults: Mapping[str, Any]) -> Learned:
     allowed = {"loss", "delta"} - ({"loss", "delta"} if kind == "classes" else set())
     allowed |= {"energy": {"per_atom"}, "forces": {"average"}, "stress": set()}.get(kind, {"of", "classes", "unit"})
     allowed |= {"shape"} if kind == "value" else set()
+    allowed |= {"pooling"} if kind in ("value", "classes") and of == "structure" else set()
     allowed |= {"average"} if of == "atom" else set()
     for key in options:
         if key not in allowed:
@@ -144,6 +150,8 @@ def _check(target: Learned, where: str) -> None:
         raise UserError(f"{where}.per_atom is {target.per_atom!r}; expected true, false or sqrt")
     if target.average not in ("atoms", "structures"):
         raise UserError(f"{where}.average is {target.average!r}; expected atoms or structures")
+    if target.pooling not in ("mean", "sum"):
+        raise UserError(f"{where}.pooling is {target.pooling!r}; expected mean or sum")
     whole = isinstance(target.classes, int) and not isinstance(target.classes, bool)
     if target.kind == "classes" and (not whole or target.classes < 2):
         raise UserError(f"{where}.classes is {target.classes!r}; expected their number, at least 2")

@@ -12,11 +12,14 @@ from isoscale.engine.dataset_metrics import EvaluatedDataset, Store
 from isoscale.engine.metrics.losses import check_labels
 from isoscale.engine.task import Task, TaskRanks, Training, WeightedSum
 from isoscale.errors import UserError, nearest
-from isoscale.science.atoms.elements import NUM_ELEMENTS, symbols
+from isoscale.science.atoms.cache import say_first
 from isoscale.science.crystals import results
 from isoscale.science.crystals.labels import Labels
+from isoscale.science.crystals.model import CrystalModel
 from isoscale.science.crystals.normalise import Normalisation
+from isoscale.science.crystals.reading.elements import SYMBOLS
 from isoscale.science.crystals.targets import KNOWN, Learned, learned
+from isoscale.science.crystals.transforms import PeriodicEdges, settings_of
 
 TINY = 1e-30
 """A weight of nothing: too small to change any other when it is added, and still something to divide by."""
@@ -56,6 +59,7 @@ class Crystal(Task):
         self.targets = learned(targets, loss, delta)
         self._normalisation = Normalisation(normalise, self.targets)
         self.model = with_heads(model, self.targets)
+        """In the units of the data."""
         self._allows_unknown = allow_unknown_elements
         self._trained_on: set[int] = set()
         self.as_stored = frozenset(("pos", "cell", *(target.name for target in self.targets)))  # type: ignore[misc]
@@ -63,8 +67,6 @@ class Crystal(Task):
         self.register_buffer("std", torch.ones(len(self.targets), dtype=torch.float64))
         self.share: Tensor
         self.register_buffer("share", torch.zeros(len(self.targets), dtype=torch.float64))
-        self.elements: Tensor
-        self.register_buffer("elements", torch.zeros(NUM_ELEMENTS, dtype=torch.bool))
 
     @property
     def units(self) -> Mapping[str, str]:  # type: ignore[override]
@@ -73,7 +75,7 @@ class Crystal(Task):
 
     def adapt(self, data: Any, ranks: TaskRanks, say: Callable[[str], None]) -> Any:
         """The structures as graphs with the cutoff of the model, where transforms have not made such of them."""
-        return as_graphs(data, self.model, ranks, say)
+        return as_graphs(data, self.model.cutoff, ranks, say)
 
     def check_data(self, split: str, source: Source) -> None:
         """Refuse structures that cannot be learned, or that the training data says nothing of.
@@ -101,7 +103,7 @@ class Crystal(Task):
         if split == "train":
             self._trained_on = found
             return
-        known = self._trained_on | set(torch.nonzero(self.elements).flatten().tolist())
+        known = self._trained_on | set(self.model.elements)
         unknown = sorted(found - known)
         if known and unknown and not self._allows_unknown:
             raise UserError(_unknown_elements(unknown, labels, split))
@@ -112,12 +114,13 @@ class Crystal(Task):
         for place, target in enumerate(self.targets):
             self.std[place] = units[target.name].std
             self.share[place] = units[target.name].share
-        set_units(self.model, units)
+        for name, unit in units.items():
+            if name in self.model.heads:
+                self.model.set_units(name, unit.mean, unit.scale)
 
     def prepare_training(self, source: Source, transforms: Sequence[Any]) -> None:
         """Remember which elements are learned, besides those that given weights know."""
-        numbers = torch.tensor(sorted(self._trained_on), dtype=torch.int64, device=self.elements.device)
-        self.elements.index_fill_(0, numbers, True)
+        self.model.set_elements(self._trained_on)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
         """The terms of the loss, one for each target."""
@@ -249,21 +252,41 @@ def compare(target: Learned, predicted: Tensor, batch: Mapping[str, Tensor], lay
     return Compared(torch.where(counted, apart, 0.0), counts)
 
 
-def with_heads(model: nn.Module, targets: Sequence[Learned]) -> nn.Module:
+def with_heads(model: nn.Module, targets: Sequence[Learned]) -> CrystalModel:
     """A model that predicts targets, made of a network where it is not a whole one."""
-    if not hasattr(model, "width"):
-        return model
-    raise NotImplementedError
+    whole = model if isinstance(model, CrystalModel) else CrystalModel(model)
+    whole.add_heads(targets)
+    return whole
 
 
-def set_units(model: nn.Module, units: Mapping[str, Any]) -> None:
-    """Let a model predict in the units of the data."""
-    model.set_units(units)  # type: ignore[operator]
+def as_graphs(data: Any, cutoff: float, ranks: TaskRanks, say: Callable[[str], None]) -> Any:
+    """Structures with their edges, and what is to be said of them."""
+    for remark in getattr(data, "remarks", ()):
+        say_first(ranks, say, remark)
+    if _has_edges(data):
+        return data
+    settings = settings_of(data)
+    if settings is None:
+        return PeriodicEdges(cutoff=cutoff).adapt(data, ranks, say)
+    if settings.cutoff < cutoff:
+        raise UserError(
+            f"data.transforms finds neighbours up to {settings.cutoff:g} Å, but the network looks for them up to "
+            f"{cutoff:g} Å: forces would jump where atoms come in between; use task.model.cutoff={settings.cutoff:g}, "
+            f"or a cutoff of {cutoff:g} for both"
+        )
+    if settings.cutoff > cutoff and not settings.adaptive_cutoff:
+        say_first(
+            ranks, say, f"neighbours are found up to {settings.cutoff:g} Å, but the network looks up to {cutoff:g} Å: "
+            "those beyond it only cost time"
+        )  # fmt: skip
+    return data
 
 
-def as_graphs(data: Any, model: nn.Module, ranks: TaskRanks, say: Callable[[str], None]) -> Any:
-    """Structures with their edges."""
-    raise NotImplementedError
+def _has_edges(data: Any) -> bool:
+    """Whether data of one's own comes as graphs."""
+    splits = [getattr(data, split, None) for split in ("train", "val", "test", "predict")]
+    given = [split for split in splits if split is not None] or [data]
+    return all("edges" in getattr(split, "levels", ()) and not hasattr(split, "graph") for split in given)
 
 
 def _check_target(target: Learned, labels: Labels, split: str) -> None:
@@ -312,8 +335,8 @@ def _unknown_elements(unknown: Sequence[int], labels: Labels, split: str) -> str
     structures = labels.with_elements(unknown)
     where = f"{len(structures):,} structures of the {split} data ({_places(labels, structures)})"
     return (
-        f"{symbols(unknown)} in {where}: the training data has no such atoms, and what is predicted for them means "
-        "nothing; remove them, train with them, or use task.allow_unknown_elements=true"
+        f"{', '.join(SYMBOLS[number] for number in unknown)} in {where}: the training data has no such atoms, and what "
+        "is predicted for them means nothing; remove them, train with them, or use task.allow_unknown_elements=true"
     )
 
 
