@@ -77,7 +77,7 @@ def examine(table: StructureTable) -> list[Finding]:
     pairs = _pairs(chosen, strained=False)
     by_work = _slope(pairs.work, pairs.energy) if pairs is not None else None
     energy = _energy(chosen, pairs, by_work)
-    findings += [energy, *_forces(by_work, pairs, energy)]
+    findings += [energy, *_forces(by_work, pairs)]
     if "stress" in chosen.targets:
         findings += _stress(chosen, is_per_atom=energy.unit == "eV/atom")
     return findings
@@ -112,7 +112,8 @@ def _energy(table: StructureTable, pairs: _Pairs | None, by_work: _Slope | None)
         return Finding("energy", "wrong", f"it is per atom, not a total: {votes['per atom']}", "eV/atom")
     if "total" in votes:
         return Finding("energy", "right", f"it is a total: {votes['total']}", "eV")
-    why = f"all have {counts.partition(' ')[0]} atoms" if np.ptp(table.counts) == 0 else f"sizes: {counts}"
+    smallest, largest = int(table.counts.min()), int(table.counts.max())
+    why = f"all have {smallest} atoms" if smallest == largest else f"they have {counts}"
     return Finding("energy", "unknown", f"whether it is a total or per atom cannot be told ({why}); taken for a total")
 
 
@@ -130,25 +131,24 @@ def _scaling(table: StructureTable) -> tuple[float, float] | None:
 def _unexplained(known: NDArray[np.float64], values: NDArray[np.float64]) -> float:
     """What least squares leave of the values, relative to their size."""
     fitted = known @ np.linalg.lstsq(known, values, rcond=None)[0]
-    return float(np.sqrt(np.mean((values - fitted) ** 2) / max(np.mean(values**2), 1e-300)))
+    return float(np.sqrt(np.mean((values - fitted) ** 2)) / max(float(np.sqrt(np.mean(values**2))), 1e-300))
 
 
-def _forces(by_work: _Slope | None, pairs: _Pairs | None, energy: Finding) -> Iterator[Finding]:
+def _forces(by_work: _Slope | None, pairs: _Pairs | None) -> Iterator[Finding]:
     """Forces that do not go with the energies: another sign or other units."""
-    if pairs is None or by_work is None or not by_work.is_clear or energy.verdict != "unknown":
+    if pairs is None or by_work is None or not by_work.is_clear:
         return
-    if min(pairs.counts.mean(), 99) <= ROOM:  # too few atoms to tell totals and energies per atom apart
+    per_atom = _slope(pairs.work, pairs.energy * pairs.counts)
+    if any(1 / ROOM < slope.value < ROOM for slope in (by_work, per_atom)):
         return
-    what = (
-        "they look like gradients, of the other sign"
-        if -ROOM < by_work.value < -1 / ROOM
-        else "their units do not go with those of the energies"
+    said = (
+        f"between {by_work.num_pairs} pairs of similar structures the energy changes by {by_work.value:.3g} of the "
+        f"work of the forces (correlation {by_work.correlation:.2f})"
     )
-    yield Finding(
-        "forces", "odd",
-        f"{what}: between {by_work.num_pairs} pairs of similar structures the energy changes by {by_work.value:.3g} of "
-        f"the work of the forces (correlation {by_work.correlation:.2f})",
-    )  # fmt: skip
+    if any(-ROOM < slope.value < -1 / ROOM for slope in (by_work, per_atom)):
+        yield Finding("forces", "wrong", f"they are gradients, of the other sign than forces: {said}", "-eV/Å")
+    else:
+        yield Finding("forces", "odd", f"their unit does not go with that of the energies: {said}")
 
 
 def _stress(table: StructureTable, is_per_atom: bool) -> list[Finding]:
@@ -167,18 +167,21 @@ def _stress(table: StructureTable, is_per_atom: bool) -> list[Finding]:
             meant = f"it is in {name}{', so of the other sign than ASE has it' if name[0] == '-' else ''}"
             return [Finding("stress", "right" if right else "wrong", f"{meant}: {said}", name)]
     trend = _volume_trend(table)
-    return [*_virial_size(table, trend), *trend]
+    pressures, _ = _pressures(table)
+    middle = float(np.median(np.abs(pressures))) / PRESSURES["GPa"] if len(pressures) else 0.0
+    unknown = Finding(
+        "stress", "unknown",
+        "its unit and sign cannot be told, for lack of similar structures with different cells; taken for eV/Å^3, half "
+        f"of all pressures are below {middle:.2g} GPa",
+    )  # fmt: skip
+    return [*_virial_size(table, trend), *trend] or [unknown]
 
 
 def _nearest_unit(slope: float) -> tuple[str, float]:
     """The unit that a slope speaks for, and the slope that it would have."""
-    factors = {"eV/Å^3": 1.0, "Hartree/Bohr^3": 183.631, **{name: PRESSURES[name] for name in ("GPa", "kbar")}}
-    signed = {
-        f"{'-' if slope < 0 else ''}{name}": factor * (-1 if slope < 0 else 1) for name, factor in factors.items()
-    }
-    if slope == 0:
-        return "eV/Å^3", 1.0
-    return min(signed.items(), key=lambda item: abs(np.log(slope / item[1])))
+    factors = {"eV/Å^3": 1.0, "Hartree/Bohr^3": 183.631, "GPa": PRESSURES["GPa"], "kbar": PRESSURES["kbar"]}
+    name = min(factors, key=lambda each: abs(float(np.log(max(abs(slope), 1e-300) / factors[each]))))
+    return (f"-{name}", -factors[name]) if slope < 0 else (name, factors[name])
 
 
 def _virial_size(table: StructureTable, trend: list[Finding]) -> list[Finding]:
