@@ -260,9 +260,7 @@ def with_heads(model: nn.Module, targets: Sequence[Learned]) -> CrystalModel:
 
 
 def as_graphs(data: Any, cutoff: float, ranks: TaskRanks, say: Callable[[str], None]) -> Any:
-    """Structures with their edges, and what is to be said of them."""
-    for remark in getattr(data, "remarks", ()):
-        say_first(ranks, say, remark)
+    """Structures with their edges."""
     if _has_edges(data):
         return data
     settings = settings_of(data)
