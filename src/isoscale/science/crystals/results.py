@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isoscale.data.sources import Subset
+from isoscale.data.files import short_names
+from isoscale.data.sources import Subset, locate
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Seen, Store
 from isoscale.observe.figures import Matrix, Parity
 from isoscale.science.atoms.parity import NUM_BINS, Counts, counted, error_sums, measures, words
@@ -69,8 +70,7 @@ class Groups:
 
     def __init__(self, labels: Labels) -> None:
         """Systems are those that the source names."""
-        source: Any = labels.source
-        names = list(names_of(source))
+        names = list(names_of(labels.source))
         self.systems = list(dict.fromkeys(names)) if len(set(names)) <= MOST_SYSTEMS else []
         numbers = {name: number for number, name in enumerate(self.systems)}
         self._system_of = torch.tensor([numbers[name] for name in names] if self.systems else [], dtype=torch.int64)
@@ -102,21 +102,36 @@ class Groups:
 
     def _name(self, kind: str, number: int) -> str:
         if kind == "elements":
-            return SYMBOLS[number]
+            return f"{SYMBOLS[number]} atoms"
         if kind == "systems":
             return self.systems[number] or "without a name"
         if number == 0:
             return "1 atom"
         low, high = 2 ** (number - 1) + 1, 2**number
-        return f"{high} atoms" if low == high else f"{low}–{high} atoms"
+        return f"{high} atoms" if low == high else f"{low}-{high} atoms"
 
 
-def names_of(source: Any) -> Sequence[str]:
-    """The system that each structure of a source belongs to; empty where it does not say."""
+def names_of(source: Any) -> list[str]:
+    """The system that each structure of a source belongs to, or the file that it is from; empty where all is one."""
+    names = _named(source) or _files(source)
+    return names if len(set(names)) > 1 else []
+
+
+def _named(source: Any) -> list[str]:
     if isinstance(source, Subset):
-        names = names_of(source.source)
-        return [names[index] for index in source.indices.tolist()] if names else ()
-    return getattr(source, "names", None) or ()
+        names = _named(source.source)
+        return [names[index] for index in source.indices.tolist()] if names else []
+    return list(getattr(source, "names", None) or ())
+
+
+def _files(source: Any) -> list[str]:
+    """The files of structures, where all are said as `file, frame`, by names that tell them apart."""
+    files = [locate(source, index).rpartition(",")[0] for index in range(len(source))]
+    if not all(files):
+        return []
+    different = list(dict.fromkeys(files))
+    short = dict(zip(different, short_names(different), strict=True))
+    return [short[file] for file in files]
 
 
 class _Looked:
