@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isoscale.data.files import short_names
-from isoscale.data.sources import Subset, locate
+from isoscale.data.sources import Subset
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Seen, Store
 from isoscale.observe.figures import Matrix, Parity
 from isoscale.science.atoms.parity import NUM_BINS, Counts, counted, error_sums, measures, words
@@ -112,8 +111,8 @@ class Groups:
 
 
 def names_of(source: Any) -> list[str]:
-    """The system that each structure of a source belongs to, or the file that it is from; empty where all is one."""
-    names = _named(source) or _files(source)
+    """The system that each structure of a source belongs to; empty where it does not say, or all are of one."""
+    names = _named(source)
     return names if len(set(names)) > 1 else []
 
 
@@ -122,16 +121,6 @@ def _named(source: Any) -> list[str]:
         names = _named(source.source)
         return [names[index] for index in source.indices.tolist()] if names else []
     return list(getattr(source, "names", None) or ())
-
-
-def _files(source: Any) -> list[str]:
-    """The files of structures, where all are said as `file, frame`, by names that tell them apart."""
-    files = [locate(source, index).rpartition(",")[0] for index in range(len(source))]
-    if not all(files):
-        return []
-    different = list(dict.fromkeys(files))
-    short = dict(zip(different, short_names(different), strict=True))
-    return [short[file] for file in files]
 
 
 class _Looked:
