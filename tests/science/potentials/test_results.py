@@ -15,7 +15,8 @@ import isoscale
 from isoscale.cli.main import run as command
 from isoscale.observe.figures import Parity
 from isoscale.runs.inference import Measured, measure
-from isoscale.science.potentials import AtomicSystems, calculator
+from isoscale.science.atoms.use import calculator
+from isoscale.science.potentials import AtomicSystems
 from isoscale.science.potentials.results import _Counts, short_names
 from tests.helpers import train
 from tests.science.potentials import made_systems

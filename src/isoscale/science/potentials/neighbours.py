@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isoscale.errors import UserError
+from isoscale.science.atoms.neighbour_lists import load_vesin
 from isoscale.science.potentials.geometry import Layout
 
 Floats = NDArray[np.float64]
@@ -90,15 +90,6 @@ def find_once(positions: Floats, box: Floats | None, cutoff: float) -> Once:
     )
     first, second = ends.astype(np.int64).T
     return Once(first, second, shifts, distances)
-
-
-def load_vesin() -> Any:
-    """The library that finds neighbours, or what to install."""
-    try:
-        import vesin
-    except ImportError as error:
-        raise UserError(f"neighbours are found by vesin: pip install 'isoscale[potentials]' ({error})") from None
-    return vesin
 
 
 def _sorted(keys: Integers, distances: Floats, neighbours: Integers, shifts: NDArray[np.int32]) -> Integers:

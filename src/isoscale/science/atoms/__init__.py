@@ -1,0 +1,1 @@
+"""What sciences of atoms share: lists of neighbours, and calculators of ASE."""
