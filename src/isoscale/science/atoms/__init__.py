@@ -1,1 +1,1 @@
-"""What sciences of atoms share: lists of neighbours, and calculators of ASE."""
+"""What all sciences of atoms share: neighbours, the folder where they are kept, and calculators of ASE."""

@@ -1,12 +1,13 @@
 """Neighbour lists with a skin: longer than the cutoff, so that one serves for many steps of a simulation."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from isoscale.errors import UserError
+from isoscale.science.atoms.neighbours import load_vesin
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -46,12 +47,3 @@ def list_neighbours(atoms: "Atoms", reach: float) -> list[Tensor]:
     search = load_vesin().NeighborList(cutoff=reach, full_list=True, n_threads=torch.get_num_threads())
     found = search.compute(points=atoms.positions, box=np.array(atoms.cell), periodic=list(atoms.pbc), quantities="ijS")
     return [torch.from_numpy(array.astype(np.int64)) for array in found]
-
-
-def load_vesin() -> Any:
-    """The library that finds neighbours, or what to install."""
-    try:
-        import vesin
-    except ImportError as error:
-        raise UserError(f"neighbours are found by vesin: pip install 'isoscale[potentials]' ({error})") from None
-    return vesin
