@@ -11,7 +11,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from numpy.typing import NDArray
 
 from isoscale.errors import UserError
-from isoscale.science.atoms.neighbour_lists import Neighbours
+from isoscale.science.atoms.neighbour_lists import Neighbours, list_pairs
 
 
 class PotentialCalculator(Calculator):
@@ -24,7 +24,7 @@ class PotentialCalculator(Calculator):
         super().__init__()
         self.types, self.cutoff = list(types), cutoff
         self._module, self._device = module.to(device), device
-        self._neighbours = Neighbours(cutoff, skin)
+        self._neighbours = Neighbours(lambda atoms: list_pairs(atoms, cutoff + skin), skin)
 
     @property
     def num_lists(self) -> int:
