@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from isoscale.errors import UserError
@@ -37,9 +36,11 @@ def find_once(
     num_threads: int | None = None,
 ) -> Once:
     """Each pair once: the way back is then known, and not a matter of rounding; without a box nothing is periodic."""
-    search = load_vesin().NeighborList(
-        cutoff=cutoff, full_list=False, n_threads=torch.get_num_threads() if num_threads is None else num_threads
-    )
+    if num_threads is None:
+        import torch  # processes that look for neighbours of one structure after the other do without
+
+        num_threads = torch.get_num_threads()
+    search = load_vesin().NeighborList(cutoff=cutoff, full_list=False, n_threads=num_threads)
     ends, shifts, distances = search.compute(
         points=np.asarray(positions, np.float64),
         box=np.zeros((3, 3)) if box is None else np.asarray(box, np.float64),
