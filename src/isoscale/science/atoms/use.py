@@ -78,14 +78,15 @@ def _task(path: Path, trust: bool) -> nn.Module:
 
 
 def _from_file(path: Path) -> Script | Saved:
-    said = dict.fromkeys(("kind", "types", "elements", "cutoff", "edges", "outputs"), "")
+    said: dict[str, Any] = dict.fromkeys(("kind", "types", "elements", "cutoff", "edges", "outputs"), "")
     try:
-        return Script(torch.jit.load(path, "cpu", said), said, path)
+        module = torch.jit.load(path, "cpu", said)  # writes into `said`
     except RuntimeError as error:
         try:
             return Saved(torch.load(path, "cpu", weights_only=True), path)
         except (RuntimeError, EOFError, UnpicklingError):  # another file, or a damaged one
             raise UserError(f"{path} cannot be read as TorchScript: {str(error).splitlines()[0]}") from None
+    return Script(module, {name: text.decode() if isinstance(text, bytes) else text for name, text in said.items()}, path)
 
 
 def _no_potential(found: Any) -> str:
