@@ -20,10 +20,10 @@ _SUM = 0
 class Side(NamedTuple):
     """One end of all edges: which row each of them belongs to, and how to add up by rows."""
 
-    index: Tensor
+    row: Tensor
     """(E,) the row of each edge."""
     order: Tensor
-    """(E,) a permutation that sorts edges by `index`, stable."""
+    """(E,) a permutation that sorts edges by `row`, stable."""
     offsets: Tensor
     """(rows + 1,) where each row's edges begin in `order`; the last one is E."""
 
@@ -74,7 +74,7 @@ def of_structures(values: Tensor, batch: Side, num_structures: int) -> Tensor:
 
 def _rows(rows: Tensor, side: Side) -> Tensor:
     """The row of each edge; rows that lie across memory are slow to gather, and few."""
-    return rows.contiguous().index_select(0, side.index)
+    return rows.contiguous().index_select(0, side.row)
 
 
 def _add(values: Tensor, side: Side, weights: Tensor | None = None) -> Tensor:
@@ -161,7 +161,11 @@ class _Along(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (rows,), (values, directions), (of_values, of_directions, _) = gradients, ctx.saved_tensors, ctx.needs_input_grad
+        (rows,), (values, directions), (of_values, of_directions, _) = (
+            gradients,
+            ctx.saved_tensors,
+            ctx.needs_input_grad,
+        )
         return (
             _Projected.apply(rows, directions, ctx.side) if of_values else None,
             _Contracted.apply(rows, values, ctx.side) if of_directions else None,

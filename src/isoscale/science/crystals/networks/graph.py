@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isoscale.science.crystals import sums
 from isoscale.science.crystals.sums import Side
@@ -34,18 +34,36 @@ class Graph(NamedTuple):
     """Structures of atoms, and a row more for padding."""
     num_structures: int
 
+    pos: Tensor | None = None
+    """(A, 3) Å, where the network asked for it with `by_positions`; `vectors` follow from it."""
+    shifts: Tensor | None = None
+    """(E, 3) Å, how far the source of an edge is from its place in the cell; with `pos`."""
+
     @classmethod
-    def of(cls, batch: Mapping[str, Tensor], cutoff: float, dtype: torch.dtype | None = None) -> "Graph":
-        """Of a batch: vectors are computed in float64, then cast."""
+    def of(
+        cls, batch: Mapping[str, Tensor], cutoff: float, dtype: torch.dtype | None = None, by_positions: bool = False
+    ) -> "Graph":
+        """Of a batch: vectors are computed in float64, then cast.
+
+        vector = pos[source] + shift @ cell - pos[target]; padding has a constant instead, as long as the cutoff.
+        """
         num_atoms, num_structures = len(batch["z"]), len(batch["cell"])
         source = Side.of_order(batch["edge_source"], batch["by_source"], num_atoms)
         target = Side.of_sorted(batch["edge_target"], num_atoms)
         structures = Side.of_sorted(batch["batch"], num_structures + 1)
-        vectors = edge_vectors(batch, cutoff)
-        vectors = vectors if dtype is None else vectors.to(dtype)
+        pos = batch["pos"]
+        cells = nn.functional.pad(batch["cell"].to(pos.dtype), (0, 0, 0, 0, 0, 1))  # and none for padding
+        cells = sums.gather(sums.gather(cells, structures), target)
+        shifts = (batch["edge_shift"].to(pos.dtype).unsqueeze(1) @ cells).squeeze(1)
+        vectors = sums.gather(pos, source) - sums.gather(pos, target) + shifts
+        is_real = batch["batch"].index_select(0, target.row) < num_structures
+        vectors = torch.where(is_real.unsqueeze(1), vectors, nn.functional.pad(pos.new_full((1, 1), cutoff), (0, 2)))
+        dtype = vectors.dtype if dtype is None else dtype
+        vectors = vectors.to(dtype)
         return cls(
             batch["z"], vectors, _lengths(vectors), batch["edge_source"], batch["edge_target"], batch["by_source"],
             source, target, batch["batch"], structures, num_structures,
+            pos.to(dtype) if by_positions else None, shifts.to(dtype) if by_positions else None,
         )  # fmt: skip
 
     @property
@@ -79,18 +97,6 @@ class Graph(NamedTuple):
         products = self.vectors.detach().unsqueeze(2) * slopes.unsqueeze(1)
         found = self.per_structure(sums.total(products, self.target))
         return (found + found.mT) / 2
-
-
-def edge_vectors(batch: Mapping[str, Tensor], cutoff: float) -> Tensor:
-    """pos[source] + shift @ cell - pos[target] (E, 3), in the dtype of positions; padding is as long as the cutoff."""
-    pos, cell = batch["pos"], batch["cell"]
-    source, target = batch["edge_source"], batch["edge_target"]
-    structure = batch["batch"].index_select(0, target)
-    shift = batch["edge_shift"].to(pos.dtype).unsqueeze(1)
-    cells = cell.to(pos.dtype).index_select(0, structure.clamp(max=len(cell) - 1))
-    vectors = pos.index_select(0, source) - pos.index_select(0, target) + (shift @ cells).squeeze(1)
-    away = torch.nn.functional.pad(pos.new_full((1, 1), cutoff), (0, 2))
-    return torch.where((structure < len(cell)).unsqueeze(1), vectors, away)
 
 
 def _lengths(vectors: Tensor) -> Tensor:
