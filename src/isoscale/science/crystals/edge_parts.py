@@ -120,6 +120,7 @@ def answer(folder: Path) -> Part:
 
 
 def _main(folder: Path) -> None:
+    sys.modules["torch"] = sys.modules["cupy"] = None  # type: ignore[assignment]  # vesin imports what it then finds
     task = json.loads((folder / _TASK).read_text(encoding="utf-8"))
     geometry = Geometry(
         *(np.load(Path(task["structures"]) / f"{name}.npy", mmap_mode="r") for name in Geometry._fields)

@@ -49,8 +49,8 @@ from isoscale.science.crystals.reading.table import StructureTable
 
 FORMAT = 1
 """Of the folders: one of another format is not looked at."""
-ATOMS_PER_PROCESS = 100_000
-"""Fewer are not worth another process: it finds their neighbours in a second or two."""
+ATOMS_PER_PROCESS = 20_000
+"""Fewer are not worth another process, which starts in the time that it takes to find their neighbours."""
 _FACTS = "facts.json"
 _BLOCK = 1 << 22
 """Values that are copied at a time."""
