@@ -86,7 +86,8 @@ def _from_file(path: Path) -> Script | Saved:
             return Saved(torch.load(path, "cpu", weights_only=True), path)
         except (RuntimeError, EOFError, UnpicklingError):  # another file, or a damaged one
             raise UserError(f"{path} cannot be read as TorchScript: {str(error).splitlines()[0]}") from None
-    return Script(module, {name: text.decode() if isinstance(text, bytes) else text for name, text in said.items()}, path)
+    texts = {name: text.decode() if isinstance(text, bytes) else text for name, text in said.items()}
+    return Script(module, texts, path)
 
 
 def _no_potential(found: Any) -> str:

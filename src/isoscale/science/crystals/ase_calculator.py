@@ -103,8 +103,9 @@ class CrystalCalculator(Calculator):
         ends = np.cumsum([len(atoms) for atoms in structures])
         found = []
         for number, (atoms, name) in enumerate(zip(structures, names, strict=True)):
-            of_atoms = slice(ends[number] - len(atoms), ends[number])
-            places = {"structure": number, "atom": of_atoms}
+            places: dict[str, Any] = {
+                "structure": number, "atom": slice(ends[number] - len(atoms), ends[number])
+            }  # fmt: skip
             own = {key: values[places[self._usable.outputs[key]]] for key, values in arrays.items()}
             found.append(_results(own, atoms, name))
         return found

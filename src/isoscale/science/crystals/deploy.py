@@ -5,6 +5,9 @@ around it stands a script that makes vectors of positions, and forces and stress
 whatever network can be traced can be written, a user's own too.
 """
 
+# mypy: disable-error-code="unreachable"
+# TorchScript has other types than torch says.
+
 import copy
 import json
 import warnings
@@ -82,7 +85,7 @@ class Deployed(nn.Module):
             found[name] = said[place].detach()
         if self.with_forces or self.with_stress:
             slopes = torch.autograd.grad([said[self.energy_at].sum()], [vectors], allow_unused=True)[0]
-            if slopes is None:
+            if slopes is None:  # no edges, or a network that does not look at them
                 slopes = torch.zeros_like(vectors)
             self._derive(found, slopes, vectors.detach(), edge_source, edge_target, batch, cell)
         return found
@@ -107,9 +110,7 @@ class Deployed(nn.Module):
         for element in self.elements:
             known = known | (z == element)
         if not bool(known.all()):
-            raise ValueError(
-                f"some atoms are of elements that the model was not trained for; it knows {self.elements}"
-            )
+            raise ValueError(f"some atoms are of elements that the model was not trained for; it knows {self.elements}")
 
 
 class _Body(nn.Module):

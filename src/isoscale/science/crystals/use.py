@@ -51,6 +51,7 @@ class Direct(nn.Module):
         """`edges` are those that it was trained with."""
         super().__init__()
         self.model = model
+        self._cutoff = edges.cutoff
         self._is_plain = edges.max_neighbors is None and not edges.adaptive_cutoff
 
     def forward(
@@ -62,7 +63,7 @@ class Direct(nn.Module):
         if self._is_plain:
             shift = edge_shift.to(pos.dtype).unsqueeze(1) @ cell[batch[edges["edge_target"]]]
             vectors = pos[edges["edge_source"]] - pos[edges["edge_target"]] + shift.squeeze(1)
-            near = torch.nonzero(vectors.square().sum(1) <= self.model.cutoff**2).squeeze(1)
+            near = torch.nonzero(vectors.square().sum(1) <= self._cutoff**2).squeeze(1)
             edges = {name: values[near] for name, values in edges.items()}
         edges["by_source"] = torch.argsort(edges["edge_source"], stable=True)
         return self.model({"pos": pos, "z": z, "cell": cell, "batch": batch, **edges}, create_graph=False)
