@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch_geometric.nn.models import SchNet
 
 from isoscale.errors import UserError
 from isoscale.science.atoms.use import calculator
 from isoscale.science.crystals.deploy import Deployed
 from isoscale.science.crystals.edges import GraphSettings
 from isoscale.science.crystals.model import CrystalModel, Head
+from isoscale.science.crystals.networks.pyg_network import PyGNetwork
 from tests import warm
 from tests.science.crystals.small_models import CUTOFF, NETWORKS, Own, small, trained
 from tests.science.crystals.test_calculator import assert_same, several, skewed
@@ -87,10 +90,35 @@ def own() -> CrystalModel:
     return trained(CrystalModel(Own(), ["energy", "forces", "stress"]))
 
 
+def features_of_pyg() -> CrystalModel:
+    """A network of PyG with a head of its own, and a second one."""
+    network = PyGNetwork(SchNet(8, 8, 2, 10, CUTOFF), features_of="lin1")
+    return trained(CrystalModel(network, ["energy", HEADS[1]]))
+
+
+class OfPositions(nn.Module):
+    """A network that looks at positions, and at where images are."""
+
+    def __init__(self) -> None:
+        """With weights of its own."""
+        super().__init__()
+        self.embedding = nn.Embedding(119, 1)
+
+    def forward(self, z: torch.Tensor, pos: torch.Tensor, edge_index: torch.Tensor, shifts: torch.Tensor) -> Any:
+        """Energies of atoms."""
+        source, target = edge_index
+        lengths = (pos[source] + shifts - pos[target]).square().sum(1, keepdim=True)
+        sent = (1 - lengths / CUTOFF**2).clamp(min=0).pow(3) * self.embedding(z[source])
+        return self.embedding(z).index_add(0, target, sent)
+
+
 MODELS: dict[str, Any] = {
     **{network: lambda network=network: small(network) for network in NETWORKS},
     "own": own,
     "heads": lambda: small("painn", *HEADS),
+    "pyg": lambda: trained(CrystalModel(PyGNetwork(SchNet(8, 8, 2, 10, CUTOFF)), ["energy", "forces", "stress"])),
+    "features of pyg": features_of_pyg,
+    "positions": lambda: trained(CrystalModel(PyGNetwork(OfPositions(), CUTOFF, "atoms"), ["energy", "forces"])),
     "zbl": lambda: small("painn", zbl=True),
 }
 

@@ -42,7 +42,6 @@ class Deployed(nn.Module):
         super().__init__()
         body = _Body(copy.deepcopy(model).cpu().eval().requires_grad_(False))
         self.names = body.names
-        self.with_forces, self.with_stress = "forces" in model.outputs, "stress" in model.outputs
         self.has_energy = "energy" in self.names
         self.energy_at = self.names.index("energy") if self.has_energy else 0
         self.elements = model.elements
@@ -69,41 +68,37 @@ class Deployed(nn.Module):
         (B, 3, 3) are cell vectors. The vector of an edge is pos[source] + shift @ cell - pos[target].
         """
         self._check(z)
-        pos, cell = pos.detach().double(), cell.detach().double()
-        of_edge = batch[edge_target]
-        vectors = pos[edge_source] - pos[edge_target]
-        vectors = vectors + torch.bmm(edge_shift.double().unsqueeze(1), cell[of_edge]).squeeze(1)
-        if self.is_plain:
-            near = torch.nonzero(vectors.square().sum(1) <= self.cutoff * self.cutoff).squeeze(1)
-            vectors, edge_source, edge_target = vectors[near], edge_source[near].long(), edge_target[near].long()
-        order = torch.argsort(edge_target, stable=True)
-        vectors, edge_source, edge_target = vectors[order], edge_source[order].long(), edge_target[order].long()
-        vectors.requires_grad_()
-        said = self.body(z, vectors, edge_source, edge_target, torch.argsort(edge_source, stable=True), batch, cell)
+        pos, cell = pos.detach().double().requires_grad_(), cell.detach().double()
+        strain = torch.zeros_like(cell).requires_grad_()
+        stretch = (strain + strain.transpose(1, 2)) / 2
+        stretched = pos + torch.bmm(pos.unsqueeze(1), stretch[batch]).squeeze(1)
+        cells = (cell + torch.bmm(cell, stretch))[batch[edge_target]]
+        shifts = torch.bmm(edge_shift.double().unsqueeze(1), cells).squeeze(1)
+        vectors = stretched[edge_source] - stretched[edge_target] + shifts
+        kept = self._kept(vectors, edge_target)
+        source, target = edge_source[kept].long(), edge_target[kept].long()
+        by_source = torch.argsort(source, stable=True)
+        said = self.body(z, stretched, vectors[kept], shifts[kept], source, target, by_source, batch, cell)
         found: dict[str, Tensor] = {}
         for place, name in enumerate(self.names):
             found[name] = said[place].detach()
-        if self.with_forces or self.with_stress:
-            slopes = torch.autograd.grad([said[self.energy_at].sum()], [vectors], allow_unused=True)[0]
-            if slopes is None:  # no edges, or a network that does not look at them
-                slopes = torch.zeros_like(vectors)
-            self._derive(found, slopes, vectors.detach(), edge_source, edge_target, batch, cell)
+        if self.has_energy:
+            slopes = torch.autograd.grad([said[self.energy_at].sum()], [pos, strain], allow_unused=True)
+            of_pos, of_strain = slopes[0], slopes[1]
+            if of_pos is None or of_strain is None:  # a network that does not look at edges
+                of_pos, of_strain = torch.zeros_like(pos), torch.zeros_like(strain)
+            volume = torch.linalg.det(cell).abs().view(-1, 1, 1)
+            found["forces"] = -of_pos
+            found["stress"] = torch.where(volume > 1e-9, of_strain / volume, torch.zeros_like(strain))
         return found
 
-    def _derive(
-        self, found: dict[str, Tensor], slopes: Tensor, vectors: Tensor, source: Tensor, target: Tensor,
-        batch: Tensor, cell: Tensor,
-    ) -> None:  # fmt: skip
-        """Forces and stress from dE/dvectors."""
-        if self.with_forces:
-            zeros = torch.zeros([batch.shape[0], 3], dtype=slopes.dtype, device=slopes.device)
-            found["forces"] = zeros.index_add(0, target, slopes).index_add(0, source, -slopes)
-        if self.with_stress:
-            products = vectors.unsqueeze(2) * slopes.unsqueeze(1)
-            virial = torch.zeros_like(cell).index_add(0, batch[target], products)
-            volume = torch.linalg.det(cell).abs().view(-1, 1, 1)
-            stress = (virial + virial.transpose(1, 2)) / 2 / volume
-            found["stress"] = torch.where(volume > 0, stress, torch.zeros_like(stress))
+    def _kept(self, vectors: Tensor, edge_target: Tensor) -> Tensor:
+        """The places of edges that count, sorted by target."""
+        order = torch.argsort(edge_target, stable=True)
+        if not self.is_plain:
+            return order
+        is_near = vectors.detach().square().sum(1) <= self.cutoff * self.cutoff
+        return order[is_near[order]]
 
     def _check(self, z: Tensor) -> None:
         known = torch.zeros(z.shape[0], dtype=torch.bool, device=z.device)
@@ -123,15 +118,18 @@ class _Body(nn.Module):
         self.names = [name for name in model.outputs if name not in SLOPES]
 
     def forward(
-        self, z: Tensor, vectors: Tensor, source: Tensor, target: Tensor, by_source: Tensor, batch: Tensor, cell: Tensor
-    ) -> tuple[Tensor, ...]:
+        self, z: Tensor, pos: Tensor, vectors: Tensor, shifts: Tensor, source: Tensor, target: Tensor,
+        by_source: Tensor, batch: Tensor, cell: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         """In the order of `names`."""
         num_atoms, num_structures = z.shape[0], cell.shape[0]
-        vectors = vectors.to(self.dtype)
+        pos, vectors, shifts = (tensor.to(self.dtype) for tensor in (pos, vectors, shifts))
+        by_positions = self.model.by_positions
         said = self.model.of_graph(Graph(
             z, vectors, vectors.square().sum(1).sqrt(), source, target, by_source,
             _side(source, by_source, num_atoms), _side(target, torch.arange(target.shape[0]), num_atoms), batch,
             _side(batch, torch.arange(num_atoms), num_structures + 1), num_structures,
+            pos if by_positions else None, shifts if by_positions else None,
         ))  # fmt: skip
         return tuple(said[name] for name in self.names)
 
@@ -169,10 +167,10 @@ def _example(elements: list[int], cutoff: float, counts: list[int]) -> tuple[Ten
     joined = (batch.unsqueeze(0) == batch.unsqueeze(1)) & ~torch.eye(len(batch), dtype=torch.bool)
     target, source = torch.nonzero(joined).unbind(1)
     z = torch.tensor(elements)[torch.randint(len(elements), batch.shape, generator=random)]
-    vectors = torch.randn(len(source), 3, dtype=torch.float64, generator=random)
-    vectors = vectors / vectors.norm(dim=1, keepdim=True) * torch.linspace(0.3, 0.95, len(source)).unsqueeze(1) * cutoff
+    pos = torch.rand(len(batch), 3, dtype=torch.float64, generator=random) * cutoff / 3**0.5
+    vectors = pos[source] - pos[target]
     cell = 2 * cutoff * torch.eye(3, dtype=torch.float64).expand(len(counts), 3, 3)
-    return z, vectors, source, target, torch.argsort(source, stable=True), batch, cell
+    return z, pos, vectors, torch.zeros_like(vectors), source, target, torch.argsort(source, stable=True), batch, cell
 
 
 def _follow_inputs(graph: Any) -> None:
