@@ -381,6 +381,15 @@ def test_values_whose_shape_varies_are_left_out_and_named(tmp_path: Path) -> Non
     assert any(remark.startswith("k is left out") for remark in loaded.remarks)
 
 
+def test_names_that_batches_use_are_left_out_and_can_be_renamed(tmp_path: Path) -> None:
+    """A number called batch is no reason to stop either."""
+    (tmp_path / "a.xyz").write_text("1\nbatch=3 has_gap=1 energy=1\nCu 0 0 0\n")
+    loaded = load(open_files(str(tmp_path / "a.xyz")), {}, {})
+    assert loaded.table.targets.keys() == {"energy"}
+    assert any("data.targets.my_batch=batch" in remark for remark in loaded.remarks)
+    assert "number" in load(open_files(str(tmp_path / "a.xyz")), {}, {"number": "batch"}).table.targets
+
+
 def test_compressed_files_are_read_and_cut_ones_refused(tmp_path: Path) -> None:
     """gzip, by what is in the file."""
     structures = many(3)
