@@ -2,8 +2,8 @@
 
 A sample has rows at several levels (atoms, edges), stored one sample after the other. A batch puts the rows of its
 samples behind each other, as PyTorch Geometric does, so that nothing is padded inside a sample; what is left of the
-room at the end is padding. All of it is gathered by index, on the device where the arrays are there: a step that does so
-can be captured.
+room at the end is padding. All of it is gathered by index, on the device where the arrays are: a step that does so can
+be captured.
 """
 
 import warnings
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isoscale.data.sources import Source, Subset
+from isoscale.data.sources import Source, Subset, whole
 from isoscale.errors import UserError
 
 Room = tuple[int, ...]
@@ -89,8 +89,9 @@ class RaggedSource:
 
     @property
     def referred(self) -> list[bool]:
-        """Of each level, whether rows of others number its rows: padding needs one of them to point to."""
-        return [level in self.numbers.values() for level in self.levels]
+        """Of each level, whether rows of another number its rows: padding needs one of them to point to."""
+        home = {column: name for name, columns in zip(self.levels, self._columns, strict=True) for column in columns}
+        return [any(at == level != home[column] for column, at in self.numbers.items()) for level in self.levels]
 
     def column(self, name: str) -> Tensor:
         """All rows of a column, one sample after the other."""
@@ -184,9 +185,7 @@ def _tensor(array: Any) -> Tensor:
 
 def is_ragged(source: Source) -> bool:
     """Whether the samples of a source have sizes of their own, so that a batch needs a room."""
-    return hasattr(source.source if isinstance(source, Subset) else source, "pack") or (
-        isinstance(source, Subset) and is_ragged(source.source)
-    )
+    return hasattr(whole(source), "pack")
 
 
 def sizes_of(source: Any) -> NDArray[np.int64]:
@@ -209,6 +208,16 @@ def packer(source: Any, device: torch.device | None = None) -> Packer:
     return found.pack
 
 
-def referred_of(source: Any) -> Sequence[bool]:
-    """Which levels of a ragged source need a row of padding to point to."""
-    return referred_of(source.source) if isinstance(source, Subset) else source.referred
+def work_of(source: Any) -> NDArray[np.float64]:
+    """How much there is to do for each sample: all of its rows."""
+    return sizes_of(source).sum(1).astype(np.float64)
+
+
+def levels_of(source: Any) -> Sequence[str]:
+    """The names of the levels of a ragged source, or of a part of one."""
+    return levels_of(source.source) if isinstance(source, Subset) else source.levels
+
+
+def spare_rows(source: Any) -> list[int]:
+    """Rows of each level that a batch must have besides those of its samples, for padding to point to."""
+    return spare_rows(source.source) if isinstance(source, Subset) else [int(each) for each in source.referred]

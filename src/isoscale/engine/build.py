@@ -137,7 +137,9 @@ def build(
             undo.callback(synchronise(task, ranks))
             _check_share(task, train, decided, ranks)
         settle_threads(decided, parts, ranks)
-        return Built(parts, train, val, splits.has_test, plan, progress, num_shards, new_reducer, undo.pop_all(), preparing)
+        return Built(
+            parts, train, val, splits.has_test, plan, progress, num_shards, new_reducer, undo.pop_all(), preparing
+        )
 
 
 def _num_shards(section: Parallel, ranks: Ranks) -> int:

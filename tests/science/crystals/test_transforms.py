@@ -21,7 +21,7 @@ from isoscale.science.crystals.transforms import (
     settings_of,
 )
 from isoscale.science.registry import short_names
-from tests.science.crystals.made_structures import brute_force, structure, table, together
+from tests.science.crystals.made_tables import brute_force, structure, table, together
 
 SETTINGS = GraphSettings(4.0)
 
