@@ -116,7 +116,9 @@ def test_an_adaptive_cutoff_ends_exactly_at_its_limit():
 
 def test_an_atom_without_neighbours_is_named_with_what_to_type():
     positions = np.array([[0, 0, 0], [1.0, 0, 0], [5.2, 0, 0]])
-    with pytest.raises(UserError, match=r"here: atom 2 .* within 2 Å.*adaptive_cutoff=true.*allow_isolated=true"):
+    with pytest.raises(
+        UserError, match=r"here: atom 2 .* within 2 Å.*cutoff: 2, allow_isolated: true.*adaptive_cutoff: true"
+    ):
         find_edges(positions, CUBE * 20, PERIODIC, GraphSettings(2.0), lambda: "here")
     allowed = find_edges(positions, CUBE * 20, PERIODIC, GraphSettings(2.0, allow_isolated=True))
     assert listed(allowed) == [(1, 0, 0, 0, 0), (0, 1, 0, 0, 0)]
