@@ -45,6 +45,7 @@ DOMAIN = Domain(
             lines="isoscale.science.crystals.reading.describe.lines",
         ),
     ),
+    calculator="isoscale.science.crystals.use.make_calculator",
     applied_to="structures of atoms, in files that ASE reads",
 )  # fmt: skip
 

@@ -232,8 +232,8 @@ class _Head(nn.Module):
             made = _pooled(made, graph, spec)
         made = made.double() * self.scale.double()
         if spec.kind == "classes":
-            return made.view(len(made), spec.classes)
-        made = made.reshape(len(made), *spec.shape)
+            return made.view(-1, spec.classes)
+        made = made.reshape(-1, *spec.shape)
         mean = self.mean.double()
         of_atoms = mean.index_select(0, graph.z) if self.of_elements else mean
         return made + (graph.per_structure(of_atoms) if spec.kind == "energy" else of_atoms)
