@@ -13,7 +13,7 @@ from isoscale.science.crystals.edges import GraphSettings
 from isoscale.science.crystals.pyg import from_pyg, to_pyg, to_pyg_batch
 from isoscale.science.crystals.reading.table import StructureTable
 from isoscale.science.crystals.transforms import PeriodicEdges, StructureSource, graph_of, settings_of
-from tests.science.crystals.made_structures import structure, table
+from tests.science.crystals.made_tables import structure, table
 
 data = pytest.importorskip("torch_geometric.data", reason="PyTorch Geometric is not installed")
 
