@@ -148,8 +148,7 @@ class TestFitted:
 
             def all_gather(self, value: Any, what: str) -> list[Any]:
                 sent.append(value)
-                unit = wanted["energy"]._asdict()
-                return [{"energy": unit, "said": []}, value]
+                return [({"energy": wanted["energy"]}, ""), value]
 
         made.ranks, made.source = Second(), None
         found = Normalisation("auto", learned(["energy"], "mse", 1.0)).fit(made)

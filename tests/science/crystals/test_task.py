@@ -165,12 +165,6 @@ class TestMissingLabels:
         terms, shown = evaluated(task(made, ["energy", "stress"]), laid, "val")
         assert value(terms["stress"]) == 0 and not any(name.startswith("stress") for name in shown)
 
-    def test_are_said_once(self) -> None:
-        said: list[str] = []
-        made = structures(without={"forces": [0, 4]})
-        Crystal(Told(), ["energy", "forces"]).fit_statistics(training(source(made), said))
-        assert any("forces: 2 of 6" in line for line in said)
-
 
 class TestMetrics:
     def test_are_means_over_all_components_in_units_of_the_data(self) -> None:
