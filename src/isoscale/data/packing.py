@@ -29,8 +29,8 @@ GOOD_ENOUGH = 0.02
 """Share of padding at which one shape more is not worth its capture."""
 WINDOW = 64
 """Batches whose samples are dealt out together."""
-LOOK_AHEAD = 4096
-MOST_EPOCHS = 32
+LOOK_AHEAD = 1024
+MOST_EPOCHS = 8
 """Shapes are made for so many batches, but for those of at most so many epochs."""
 MULTIPLE = 16
 """Rows of a room are a multiple of this."""
@@ -92,17 +92,19 @@ def _forget_far(kept: dict[int, Any], number: int) -> None:
 
 
 def deal(samples: Integers, work: NDArray[np.float64], hands: int) -> Integers:
-    """Samples (…, n) dealt out, as (…, hands, n / hands): the largest that is left goes to who has the least work."""
+    """Samples (…, n) dealt out, as (…, hands, n / hands): the largest that is left goes to who has the least to do."""
     *others, count = samples.shape
     listed = samples.reshape(math.prod(others), count)
-    largest_first = np.argsort(-work[listed], axis=1, kind="stable")
-    rows = np.take_along_axis(listed, largest_first, 1).reshape(len(listed), count // hands, hands)
-    found, loads = np.empty((len(rows), hands, rows.shape[1]), np.int64), np.zeros((len(rows), hands))
-    for turn in range(rows.shape[1]):
-        lightest = np.argsort(loads, axis=1, kind="stable")
-        np.put_along_axis(found[:, :, turn], lightest, rows[:, turn], 1)
-        np.put_along_axis(loads, lightest, np.take_along_axis(loads, lightest, 1) + work[rows[:, turn]], 1)
-    return found.reshape(*others, hands, count // hands)
+    rows = np.take_along_axis(listed, np.argsort(-work[listed], axis=1, kind="stable"), 1)
+    each, every = count // hands, np.arange(len(rows))
+    found, loads = np.empty((len(rows), hands, each), np.int64), np.zeros((len(rows), hands))
+    held = np.zeros((len(rows), hands), np.int64)
+    for place in range(count):
+        lightest = np.where(held < each, loads, np.inf).argmin(1)
+        found[every, lightest, held[every, lightest]] = rows[:, place]
+        loads[every, lightest] += work[rows[:, place]]
+        held[every, lightest] += 1
+    return found.reshape(*others, hands, each)
 
 
 def halved(batches: Integers, work: NDArray[np.float64]) -> Integers:
@@ -176,7 +178,7 @@ def _chosen(needs: Integers, most: int) -> Integers:
     while len(cuts) + 1 < min(most, len(ends)) and best[-1] > GOOD_ENOUGH * total:
         tried = best[:-1, None] + waste[1:]  # one run more, from where another ended
         cuts.append(tried.argmin(0))
-        best = np.minimum(best, tried.min(0))
+        best = tried.min(0)
     bounds, end = [len(last)], len(ends) - 1
     for before_it in reversed(cuts):
         end = int(before_it[end])

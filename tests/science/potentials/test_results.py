@@ -16,7 +16,8 @@ from isoscale.cli.main import run as command
 from isoscale.observe.figures import Parity
 from isoscale.runs.inference import Measured, measure
 from isoscale.science.atoms.parity import Counts
-from isoscale.science.potentials import AtomicSystems, calculator
+from isoscale.science.atoms.use import calculator
+from isoscale.science.potentials import AtomicSystems
 from isoscale.science.potentials.results import short_names
 from tests.helpers import train
 from tests.science.potentials import made_systems

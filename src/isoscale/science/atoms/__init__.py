@@ -1,1 +1,1 @@
-"""What all sciences of atoms share: neighbours, and the folder where what was found of them is kept."""
+"""What all sciences of atoms share: neighbours, the folder where they are kept, and calculators of ASE."""

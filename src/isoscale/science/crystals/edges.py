@@ -1,7 +1,7 @@
 """Edges of one structure: all neighbours within a cutoff, through periodic images, sorted by where messages go."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,16 @@ class GraphSettings(NamedTuple):
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise UserError(f"max_neighbors is {most!r}, but it is a number of neighbours, 1 or more, or null for all")
         return self._replace(cutoff=float(self.cutoff), limit=float(self.limit))
+
+    def as_numbers(self) -> list[float]:
+        """The same as numbers, to be kept beside weights."""
+        return [float(value or 0) for value in self]
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[float]) -> "GraphSettings":
+        """What `as_numbers` has been made of."""
+        cutoff, adaptive, most, limit, isolated, periodic = numbers
+        return cls(cutoff, bool(adaptive), int(most) or None, limit, bool(isolated), bool(periodic))
 
 
 class Edges(NamedTuple):

@@ -218,7 +218,10 @@ class _Head(nn.Module):
         if self.gives == "features":
             self.readout = Readout(_width(encoder), spec, getattr(encoder, "activation", functional.silu))
         elif spec.of == "atom" and self.gives == "structures":
-            raise UserError(f"{spec.name} is asked of atoms, but this network gives values of structures alone")
+            raise UserError(
+                f"{spec.name} is asked of atoms, but this network gives values of structures alone: let it give "
+                "features, with task.model.features_of=NAME of the layer that gets them, such as lin1"
+            )
 
     def forward(self, made: Tensor, graph: Graph) -> Tensor:
         """(B, …) or (A, …), in float64; of classes, their logits."""
@@ -229,8 +232,8 @@ class _Head(nn.Module):
             made = _pooled(made, graph, spec)
         made = made.double() * self.scale.double()
         if spec.kind == "classes":
-            return made.view(len(made), spec.classes)
-        made = made.reshape(len(made), *spec.shape)
+            return made.view(-1, spec.classes)
+        made = made.reshape(-1, *spec.shape)
         mean = self.mean.double()
         of_atoms = mean.index_select(0, graph.z) if self.of_elements else mean
         return made + (graph.per_structure(of_atoms) if spec.kind == "energy" else of_atoms)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.jit._trace import is_tracing
 
 _bag = torch.ops.aten._embedding_bag_forward_only
 _SUM = 0
@@ -44,24 +45,28 @@ def _offsets(ascending: Tensor, num_rows: int) -> Tensor:
 
 def gather(rows: Tensor, side: Side) -> Tensor:
     """The row (…) of each edge: (rows, …) to (E, …)."""
-    return _Gather.apply(rows, side)
+    return rows.index_select(0, side.row) if is_tracing() else _Gather.apply(rows, side)
 
 
 def total(values: Tensor, side: Side) -> Tensor:
     """Sums over the edges of each row: (E, …) to (rows, …)."""
-    return _Total.apply(values, side)
+    return _plain_total(values, side) if is_tracing() else _Total.apply(values, side)
 
 
 def scaled(rows: Tensor, factors: Tensor, side: Side) -> Tensor:
     """`gather(rows, side) * factors` (E, F), which keeps no more than its inputs for derivatives."""
     dtype = torch.promote_types(rows.dtype, factors.dtype)
-    return _Scaled.apply(rows.to(dtype), factors.to(dtype), side)
+    rows, factors = rows.to(dtype), factors.to(dtype)
+    return gather(rows, side) * factors if is_tracing() else _Scaled.apply(rows, factors, side)
 
 
 def along(values: Tensor, directions: Tensor, side: Side) -> Tensor:
     """Sums of values (E, F) times each component of directions (C, E), over the edges of each row: (C, rows, F)."""
     dtype = torch.promote_types(values.dtype, directions.dtype)
-    return _Along.apply(values.to(dtype), directions.to(dtype).contiguous(), side)
+    values, directions = values.to(dtype), directions.to(dtype)
+    if is_tracing():
+        return torch.stack([total(values * each.unsqueeze(1), side) for each in directions.unbind()])
+    return _Along.apply(values, directions.contiguous(), side)
 
 
 def of_structures(values: Tensor, batch: Side, num_structures: int) -> Tensor:
@@ -77,14 +82,20 @@ def _rows(rows: Tensor, side: Side) -> Tensor:
     return rows.contiguous().index_select(0, side.row)
 
 
+def _plain_total(values: Tensor, side: Side) -> Tensor:
+    """For files that run without this package: torch's own sum, whose number of rows is not fixed by tracing."""
+    zeros = values.new_zeros((side.offsets.shape[0] - 1, *values.shape[1:]))
+    return zeros.index_add(0, side.row, values)
+
+
 def _add(values: Tensor, side: Side, weights: Tensor | None = None) -> Tensor:
     """The sum itself, of values (E, …), each times its weight (E,), which are in the order of `side.order`."""
     num_rows = len(side.offsets) - 1
-    flat = values.reshape(len(values), -1).contiguous()
+    if not values.numel():
+        return values.new_zeros(num_rows, *values.shape[1:])
+    flat = (values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)).contiguous()
     if flat.dtype not in (torch.float32, torch.float64):  # half precision adds up in float32
         return _add(values.float(), side, None if weights is None else weights.float()).to(values.dtype)
-    if not flat.numel():
-        return values.new_zeros(num_rows, *values.shape[1:])
     found = _bag(flat, side.order, side.offsets, False, _SUM, False, weights, True)[0]
     return found.view(num_rows, *values.shape[1:])
 

@@ -14,6 +14,7 @@ from isoscale.engine.task import Task, TaskRanks, Training, WeightedSum
 from isoscale.errors import UserError, nearest
 from isoscale.science.atoms.cache import say_first
 from isoscale.science.crystals import results
+from isoscale.science.crystals.edges import GraphSettings
 from isoscale.science.crystals.labels import Labels
 from isoscale.science.crystals.model import CrystalModel
 from isoscale.science.crystals.normalise import Normalisation
@@ -68,6 +69,9 @@ class Crystal(Task):
         self.register_buffer("std", torch.ones(len(self.targets), dtype=torch.float64))
         self.share: Tensor
         self.register_buffer("share", torch.zeros(len(self.targets), dtype=torch.float64))
+        self.edge_settings: Tensor
+        numbers = GraphSettings(self.model.cutoff).as_numbers()
+        self.register_buffer("edge_settings", torch.tensor(numbers, dtype=torch.float64))
 
     @property
     def units(self) -> Mapping[str, str]:  # type: ignore[override]
@@ -120,8 +124,22 @@ class Crystal(Task):
                 self.model.set_units(name, unit.mean, unit.scale)
 
     def prepare_training(self, source: Source, transforms: Sequence[Any]) -> None:
-        """Remember which elements are learned, besides those that given weights know."""
+        """Remember which elements are learned, besides those that given weights know, and of what edges."""
         self.model.set_elements(self._trained_on)
+        settings = graph_of_source(source)
+        if settings is not None:
+            self.edge_settings.copy_(torch.tensor(settings.as_numbers()))
+
+    @property
+    def edges(self) -> GraphSettings:
+        """Those that the model is trained with, and wants to be used with."""
+        return GraphSettings.of_numbers(self.edge_settings.tolist())
+
+    def deployed(self) -> nn.Module:
+        """For use elsewhere: any structures with a list of their edges, in plain torch operations."""
+        from isoscale.science.crystals.deploy import Deployed
+
+        return Deployed(self.model, self.edges)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
         """The terms of the loss, one for each target."""
@@ -279,6 +297,13 @@ def as_graphs(data: Any, cutoff: float, ranks: TaskRanks, say: Callable[[str], N
             "those beyond it only cost time"
         )  # fmt: skip
     return data
+
+
+def graph_of_source(source: Any) -> GraphSettings | None:
+    """How the edges of a source, or of what it is a part of, were found; None where it does not say."""
+    while not hasattr(source, "graph") and hasattr(source, "source"):
+        source = source.source
+    return getattr(source, "graph", None)
 
 
 def _has_edges(data: Any) -> bool:
