@@ -34,8 +34,6 @@ class Unit(NamedTuple):
     """What an output of 1 stands for."""
     std: float
     """What an error is divided by in the loss."""
-    share: float
-    """Labelled structures, or atoms, per structure of the training data."""
 
 
 class Normalisation:
@@ -85,10 +83,10 @@ class Normalisation:
         for target in sorted(self.targets, key=lambda each: each.kind != "energy"):
             mean = self._mean(target, table)
             scale = self._scale(target, table, mean, units.get("energy"))
-            units[target.name] = Unit(mean, scale, scale, table.share(target))
+            units[target.name] = Unit(mean, scale, scale)
         if "energy" not in units and "forces" in units:  # the network's energy is learned through its slopes alone
             scale = units["forces"].scale
-            units["energy"] = Unit(np.zeros(NUM_ELEMENTS), scale, scale, 0.0)
+            units["energy"] = Unit(np.zeros(NUM_ELEMENTS), scale, scale)
         return units
 
     def _scale(self, target: Learned, table: Labels, mean: NDArray[np.float64], energy: Unit | None) -> float:
