@@ -29,7 +29,8 @@ LENGTH = Length(num_steps=100, steps_per_epoch=10)
 
 def made(spec: Any, length: Length = LENGTH, schedule: Schedule | None = None) -> tuple[WeightCurve, list[str]]:
     """The curve of one weight, as a recipe writes it, and what is said of it."""
-    train, said = Train.model_validate({"loss_weights": {"force": spec}}), []
+    said: list[str] = []
+    train = Train.model_validate({"loss_weights": {"force": spec}})
     rate = LearningRate.make(schedule or Schedule(), 0.02, 64, length.num_steps)
     found = make_weights(train.loss_weights, own_weights(train), rate, length, said.append)
     assert last_weights(train.loss_weights, own_weights(train), length).keys() == {"force"}
