@@ -79,3 +79,5 @@ class Built:
     """A reducer for values of another dtype."""
     undo: ExitStack
     """Stops reading ahead, and leaves the task as it was."""
+    preparing: Sequence[Any] = ()
+    """Transforms that are done once, to all data."""

@@ -46,7 +46,7 @@ from isoscale.engine.step.context import StepContext, step_method
 from isoscale.engine.step.kernels import KernelChoice
 from isoscale.engine.step.step import Forward
 from isoscale.engine.threads import settle_threads
-from isoscale.engine.training_data import TrainingData, adapted
+from isoscale.engine.training_data import TrainingData, adapted, in_step, prepares
 from isoscale.engine.transforms import fit
 from isoscale.errors import UserError
 from isoscale.observe.observers import Observers
@@ -92,7 +92,8 @@ def build(
     num_shards = _num_shards(settings.parallel, ranks)
     place(task, found, precision, settings.parallel.reduce == "tree", observers.note)
     with ExitStack() as undo:
-        adapted_data = adapted(task, data, ranks, observers.note)
+        adapted_data = adapted(task, data, transforms, ranks, observers.note)
+        preparing, transforms = prepares(transforms), in_step(transforms)
         splits = SplitMaker(adapted_data, settings, found, ranks, num_shards, decided.first_world, observers.note, task)
         why = check_transforms(splits.hooks_on_host, transforms, found.device)
         if why is not None:
@@ -137,7 +138,9 @@ def build(
             undo.callback(synchronise(task, ranks))
             _check_share(task, train, decided, ranks)
         settle_threads(decided, parts, ranks)
-        return Built(parts, train, val, splits.has_test, plan, progress, num_shards, new_reducer, undo.pop_all())
+        return Built(
+            parts, train, val, splits.has_test, plan, progress, num_shards, new_reducer, undo.pop_all(), preparing
+        )
 
 
 def _num_shards(section: Parallel, ranks: Ranks) -> int:

@@ -411,7 +411,7 @@ class Trainer:
 
     def split(self, data: Any, name: str, limit: Limit) -> Split | None:
         """Another split of the data, shared out among the ranks as the others are."""
-        seen = adapted(self.parts.task, data, self.ranks, self.observers.note)
+        seen = adapted(self.parts.task, data, self._built.preparing, self.ranks, self.observers.note)
         maker = SplitMaker(
             seen, self.settings, self.parts.accelerator, self.ranks, self._built.num_shards, self.decided.first_world,
             self.observers.note, self.parts.task,

@@ -35,7 +35,7 @@ from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.convolutions import as_products
 from isoscale.engine.step.kernels import store_channels_last
 from isoscale.engine.step.step import Forward
-from isoscale.engine.training_data import adapted
+from isoscale.engine.training_data import adapted, in_step
 from isoscale.engine.transforms import FittedStates, fitted
 from isoscale.errors import UserError
 from isoscale.observe.figures import Figure
@@ -106,8 +106,9 @@ class Application:
         if self._is_handed:
             self.settings = for_other_data(self.settings)
         given = in_split(data, split, self.task) if own_data is None or self._is_handed else own_data()
-        self._data = adapted(self.task, given, say=_say)
-        self.transforms = _fitted(recipe.data.transforms, checkpoint)
+        transforms = [instantiate(spec) for spec in recipe.data.transforms]
+        self._data = adapted(self.task, given, transforms, say=_say)
+        self.transforms = _fitted(in_step(transforms), checkpoint)
         self._sample: Batch = None
         self._feeds: list[Feed] = []
         self._loaded: LoadedData | None = None
@@ -191,9 +192,8 @@ def _length(run: Run) -> Length | None:
     return Length(num_steps, per_epoch) if num_steps and per_epoch else None
 
 
-def _fitted(specs: Sequence[Any], checkpoint: Path | None) -> list[Any]:
+def _fitted(transforms: Sequence[Any], checkpoint: Path | None) -> Sequence[Any]:
     """The transforms of a recipe with what they measured at the start of the run."""
-    transforms = [instantiate(spec) for spec in specs]
     if fitted(transforms) and checkpoint is not None:
         FittedStates(transforms).load(read(checkpoint)[0].get("transforms", {}), {})
     return transforms

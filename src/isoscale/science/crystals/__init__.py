@@ -35,7 +35,7 @@ DOMAIN = Domain(
     presets="isoscale/recipes/crystals",
     describers=(
         Describer(
-            options="of crystals, units=eV/atom",
+            options="of structures of atoms, energy=eV/atom stress=-kbar",
             recognises="isoscale.science.crystals.reading.describe.recognises",
             of_paths="isoscale.science.crystals.reading.describe.of_paths",
             of_recipe="isoscale.science.crystals.reading.describe.of_recipe",
