@@ -8,7 +8,13 @@ from isoscale.data.ragged import Level, RaggedSource
 from isoscale.science.crystals.reading.table import StructureTable
 
 
-def source_of(table: StructureTable) -> RaggedSource:
+class TableSource(RaggedSource):
+    """A source that knows the structures that it was made of."""
+
+    table: StructureTable
+
+
+def source_of(table: StructureTable) -> TableSource:
     """A source of structures without edges: `z, pos, batch, cell, pbc` and the targets.
 
     A target that only some structures have comes with `has_NAME`.
@@ -19,4 +25,7 @@ def source_of(table: StructureTable) -> RaggedSource:
         (rows if target.per == "structure" else atoms)[name] = target.values
         if not target.has.all():
             rows[f"has_{name}"] = target.has.astype(np.uint8)
-    return RaggedSource(rows, {"atoms": Level(table.counts, atoms)}, members={"atoms": "batch"}, locate=table.places)
+    level = Level(table.counts, atoms)
+    found = TableSource(rows, {"atoms": level}, members={"atoms": "batch"}, locate=table.places)
+    found.table = table
+    return found
