@@ -332,7 +332,8 @@ def write_predictions(
         with application.applied():
             part = application.split(split, by_row=True)
             has_files = writes_predictions(application.task) and getattr(part.source, "writes_files", False)
-            if not (ranks.alone or has_files):
+            gathers = writes_predictions(application.task) and getattr(application.task, "predicts_on_ranks", False)
+            if not (ranks.alone or has_files or gathers):
                 raise UserError(
                     f"{type(application.task).__name__} predicts on one rank, and this is rank {ranks.rank} of "
                     f"{ranks.world_size}: leave out --devices, or start the command once"
@@ -341,7 +342,7 @@ def write_predictions(
             if place.suffix in HDF5 and not has_files:
                 raise UserError(f"--out {place}: {WRITTEN_AS}; HDF5 is for whole boxes")
             if place.suffix in ARRAYS and not place.is_dir():
-                if not ranks.alone:
+                if not (ranks.alone or gathers):
                     raise UserError(f"--out {place}: several ranks write into a folder, or into one .h5 file")
                 folder, only = None, None
             else:
@@ -350,7 +351,7 @@ def write_predictions(
                     folder.mkdir(exist_ok=True) if out else own_folder(folder)
             with Store(folder, ranks, only) as store:
                 found = _predicted(application, part, store)
-            if folder is None:
+            if folder is None and ranks.is_main:
                 _write_arrays(place, found)
         ranks.any(False, "the end of all ranks")
     return Written(place, found, ranks.is_main)

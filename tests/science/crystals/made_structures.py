@@ -1,93 +1,82 @@
-"""Structures made for tests, and their neighbours by looking at every image."""
+"""Structures whose energies, forces and stresses agree: atoms on springs, strained and shaken."""
 
-import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from isoscale.science.crystals.reading.elements import SYMBOLS
 from isoscale.science.crystals.reading.structure import Structure
-from isoscale.science.crystals.reading.table import StructureTable
+
+SPRING = 2.0
+"""eV/Å² of each atom to its site."""
+BULK = 0.8
+"""eV/Å³ per unit of strain."""
+BINDING = {29: -3.7, 28: -5.5}
+"""eV per atom."""
+LATTICE = 3.6
 
 
-def brute_force(positions: Any, cell: Any, pbc: Any, cutoff: float) -> dict[tuple[int, ...], float]:
-    """Source, target, image and distance of every edge, by looking at all images that could be near enough."""
-    positions, cell = np.asarray(positions, float), np.asarray(cell, float)
-    spread = np.ptp(positions, axis=0)
-    whole = complete(cell, pbc)
-    reach = np.linalg.norm(spread) + cutoff
-    most = np.where(pbc, np.ceil(reach * np.linalg.norm(np.linalg.inv(whole), axis=0)), 0).astype(int)
-    ranges = [np.arange(-count, count + 1) for count in most]
-    images = np.stack(np.meshgrid(*ranges, indexing="ij"), -1).reshape(-1, 3)
-    found = {}
-    for target, here in enumerate(positions):
-        for source, there in enumerate(positions):
-            distances = np.linalg.norm(there + images @ cell - here, axis=1)
-            for place in np.nonzero(distances <= cutoff)[0]:
-                if source != target or images[place].any():
-                    found[(source, target, *images[place].tolist())] = float(distances[place])
-    return found
+def cubic(
+    repeats: Sequence[int], number: int = 29, seed: int = 0, strain: float = 0.03, shake: float = 0.08
+) -> Structure:
+    """An fcc crystal of cubic cells, strained and shaken at random, with its exact energy, forces and stress.
 
-
-def complete(cell: Any, pbc: Any) -> np.ndarray:
-    """A cell whose vectors that are not periodic are unit vectors across the others."""
-    cell = np.where(np.asarray(pbc)[:, None], cell, 0.0)
-    _, sizes, across = np.linalg.svd(cell)
-    free = iter(across[(sizes > 1e-12).sum() :])
-    return np.stack([row if is_used else next(free) for row, is_used in zip(cell, pbc, strict=True)])
-
-
-def structure(num_atoms: int, seed: int, place: str = "", pbc: Any = (True, True, True), **targets: Any) -> Structure:
-    """Atoms at random, none too near to another, in a cell of any shape."""
+    The energy is of springs in fractional coordinates plus a harmonic energy of the strain, so that the stress at fixed
+    fractions is that of the strain alone, up to the small part that springs add.
+    """
     random = np.random.default_rng(seed)
-    cell = np.eye(3) * 2.6 * num_atoms ** (1 / 3) + random.uniform(-0.4, 0.4, (3, 3))
-    side = int(np.ceil(num_atoms ** (1 / 3)))
-    lattice = np.stack(np.meshgrid(*[np.arange(side)] * 3), -1).reshape(-1, 3)[:num_atoms] / side
-    positions = lattice @ cell + random.uniform(-0.2, 0.2, (num_atoms, 3))
+    basis = np.array([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]])
+    cells = np.stack(np.meshgrid(*map(np.arange, repeats), indexing="ij"), -1).reshape(-1, 3)
+    sites = (cells[:, None] + basis[None]).reshape(-1, 3) * LATTICE
+    drawn = random.normal(size=(3, 3)) * strain
+    tensor = (drawn + drawn.T) / 2
+    moves = random.normal(size=sites.shape) * shake
+    deformed = np.eye(3) + tensor
+    cell = np.diag(np.array(repeats) * LATTICE) @ deformed
+    moves -= moves.mean(0)
+    volume = float(np.prod(np.array(repeats) * LATTICE))
+    energy = (
+        len(sites) * BINDING[number] + 0.5 * SPRING * float((moves**2).sum())
+        + 0.5 * BULK * volume * float((tensor**2).sum())
+    )  # fmt: skip
+    stress = BULK * tensor @ np.linalg.inv(deformed) * volume / abs(float(np.linalg.det(cell)))
     return Structure(
-        random.integers(1, 90, num_atoms), positions, cell, np.array(pbc), targets, place or f"made {seed}"
-    )
+        np.full(len(sites), number), sites @ deformed + moves, cell, np.full(3, True),
+        {
+            "energy": np.array(energy), "forces": -SPRING * moves + 0.0, "stress": (stress + stress.T) / 2,
+        },
+        place=f"made {seed}",
+    )  # fmt: skip
 
 
-def table(num_structures: int = 5, first: int = 0, **arguments: Any) -> StructureTable:
-    """Structures of different sizes, with energies and forces."""
-    made = []
-    for seed in range(first, first + num_structures):
-        num_atoms = 1 + seed % 4 * 3
-        random = np.random.default_rng(seed + 1000)
-        labels = {"energy": np.array(random.normal()), "forces": random.normal(size=(num_atoms, 3))}
-        made.append(structure(num_atoms, seed, **labels, **arguments))
-    return StructureTable.of(made)
+def many(
+    count: int = 40, sizes: Sequence[Sequence[int]] = ((2, 2, 2), (1, 1, 1), (2, 1, 1)), **options: float
+) -> list[Structure]:
+    """Crystals of several sizes."""
+    return [cubic(sizes[seed % len(sizes)], seed=seed, **options) for seed in range(count)]  # type: ignore[arg-type]
 
 
-class Ranks:
-    """Processes that are threads, which hear each other."""
+def write_extxyz(
+    path: Path, structures: Sequence[Structure], scale: dict[str, float] | None = None, header: str = ""
+) -> Path:
+    """A file as other people write it; `scale` multiplies a target."""
+    factors = scale or {}
+    with path.open("w") as file:
+        for structure in structures:
+            values = {key: value * factors.get(key, 1.0) for key, value in structure.targets.items()}
+            forces = values.get("forces")
+            properties = "species:S:1:pos:R:3" + (":forces:R:3" if forces is not None else "")
+            words = [f'Lattice="{_words(structure.cell)}"', f"Properties={properties}", header]
+            words += [f"energy={float(values['energy']):.10f}"] if "energy" in values else []
+            words += [f'stress="{_words(values["stress"])}"'] if "stress" in values else []
+            file.write(f'{len(structure)}\n{" ".join(filter(None, words))} pbc="T T T"\n')
+            for at, (number, position) in enumerate(zip(structure.numbers, structure.positions, strict=True)):
+                row = [*position, *(forces[at] if forces is not None else ())]
+                file.write(f"{SYMBOLS[number]} {' '.join(f'{value:.10f}' for value in row)}\n")
+    return path
 
-    def __init__(self, rank: int, world: int, barrier: threading.Barrier, heard: list[Any]) -> None:
-        self.rank, self.world_size = rank, world
-        self._barrier, self._heard = barrier, heard
 
-    def all_gather(self, value: Any, what: str = "") -> list[Any]:
-        self._heard[self.rank] = value
-        self._barrier.wait(30)
-        values = list(self._heard)
-        self._barrier.wait(30)
-        return values
-
-
-def together(world: int, work: Callable[[Ranks], Any]) -> list[Any]:
-    """What `work` gives, or raises, on each of several ranks."""
-    barrier, heard, found = threading.Barrier(world), [None] * world, [None] * world
-
-    def one(rank: int) -> None:
-        try:
-            found[rank] = work(Ranks(rank, world, barrier, heard))
-        except Exception as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+def _words(values: NDArray[np.float64]) -> str:
+    return " ".join(f"{value:.10f}" for value in np.asarray(values).reshape(-1))

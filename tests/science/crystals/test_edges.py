@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from isoscale.errors import UserError
 from isoscale.science.crystals.edges import Edges, GraphSettings, find_edges
-from tests.science.crystals.made_structures import brute_force
+from tests.science.crystals.made_tables import brute_force
 
 PERIODIC = np.array([True, True, True])
 CUBE = np.eye(3)

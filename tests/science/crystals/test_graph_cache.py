@@ -16,7 +16,7 @@ from isoscale.science.crystals.edges import GraphSettings, find_edges
 from isoscale.science.crystals.graph_cache import Graphs, find_graphs, in_memory
 from isoscale.science.crystals.reading.structure import Structure
 from isoscale.science.crystals.reading.table import StructureTable
-from tests.science.crystals.made_structures import structure, table, together
+from tests.science.crystals.made_tables import structure, table, together
 
 SETTINGS = GraphSettings(4.0)
 COLUMNS = ("counts", "edge_source", "edge_target", "edge_shift", "by_source")

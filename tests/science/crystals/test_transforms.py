@@ -21,7 +21,7 @@ from isoscale.science.crystals.transforms import (
     settings_of,
 )
 from isoscale.science.registry import short_names
-from tests.science.crystals.made_structures import brute_force, structure, table, together
+from tests.science.crystals.made_tables import brute_force, structure, table, together
 
 SETTINGS = GraphSettings(4.0)
 
@@ -161,6 +161,20 @@ def test_parts_of_a_source_and_bare_structures_have_graphs_too():
     assert data.train.locate(1) == parts.train.locate(1) == f"made {int(parts.train.indices[1])}"
     alone = adapted(StructureSource(table(3)), PeriodicEdges(4.0))
     assert len(alone.predict) == 3
+
+
+def test_data_that_keeps_its_structures_apart_from_its_sources_is_asked_for_them():
+    class Files(Sources):
+        def __init__(self) -> None:
+            self.tables = {"train": table(3), "test": table(2)}
+            super().__init__(**{split: TensorSource({"z": torch.zeros(len(t))}) for split, t in self.tables.items()})
+            self.predict = self.test
+            self.remarks = ["units are odd"]
+
+    said: list[str] = []
+    data = adapted(Files(), PeriodicEdges(4.0), said=said)
+    assert len(data.train) == 3 and data.test is data.predict
+    assert said[0] == "units are odd"
 
 
 def test_what_is_tested_and_predicted_is_read_once():

@@ -31,7 +31,7 @@ from isoscale.science.atoms.cache import (
     publish,
     say_first,
     shares,
-)  # fmt: skip
+)
 from isoscale.science.atoms.neighbours import load_vesin, shift_type
 from isoscale.science.crystals.edge_parts import (
     COLUMNS,
@@ -43,7 +43,7 @@ from isoscale.science.crystals.edge_parts import (
     order,
     share,
     write_part,
-)  # fmt: skip
+)
 from isoscale.science.crystals.edges import Edges, GraphSettings
 from isoscale.science.crystals.reading.table import StructureTable
 

@@ -218,7 +218,10 @@ class _Head(nn.Module):
         if self.gives == "features":
             self.readout = Readout(_width(encoder), spec, getattr(encoder, "activation", functional.silu))
         elif spec.of == "atom" and self.gives == "structures":
-            raise UserError(f"{spec.name} is asked of atoms, but this network gives values of structures alone")
+            raise UserError(
+                f"{spec.name} is asked of atoms, but this network gives values of structures alone: let it give "
+                "features, with task.model.features_of=NAME of the layer that gets them, such as lin1"
+            )
 
     def forward(self, made: Tensor, graph: Graph) -> Tensor:
         """(B, …) or (A, …), in float64; of classes, their logits."""

@@ -6,7 +6,7 @@ mean + std · output. Errors in learned units are errors divided by `std`: means
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ from isoscale.science.crystals.reading.elements import SYMBOLS
 from isoscale.science.crystals.targets import NUM_ELEMENTS, Learned
 
 AUTO = "auto"
+MOST_LISTED = 4
+"""Elements whose references are said."""
 SMALLEST = 1e-12
 """Spread that can be divided by."""
 
@@ -136,23 +138,22 @@ class Normalisation:
                 said.append(
                     f"{target.name}: {lacking:,} of {len(table):,} training structures have none, and weigh 0 in it"
                 )
-        fitted = [_in_words(target, units[target.name], self, table) for target in self.targets]
-        return [*said, *([f"learned in units of the data: {'; '.join(filter(None, fitted))}"] if any(fitted) else [])]
+        fitted = [_in_words(target, units[target.name], self._wants, table) for target in self.targets]
+        return [*said, *([f"targets are learned as {', '.join(filter(None, fitted))}"] if any(fitted) else [])]
 
 
-def _in_words(target: Learned, unit: Unit, normalisation: Normalisation, table: Labels) -> str:
-    parts = []
-    if target.kind in ("energy", "value") and normalisation._wants(f"{target.name}_mean"):
-        if unit.mean.ndim and len(unit.mean) == NUM_ELEMENTS and target.name in _by_element(normalisation.targets):
-            numbers = table.elements
-            few = len(numbers) <= 4 and unit.mean.ndim == 1
-            own = ", ".join(f"{SYMBOLS[number]} {unit.mean[number]:.4g}" for number in numbers)
-            parts.append(f"above {own}" if few else f"above values of {len(numbers)} elements")
-        elif not unit.mean.ndim:
-            parts.append(f"above {float(unit.mean):.4g}")
-    if target.kind != "classes" and normalisation._wants(f"{target.name}_std"):
-        parts.append(f"std {unit.std:.4g}")
-    return f"{target.name} {', '.join(parts)}" if parts else ""
+def _in_words(target: Learned, unit: Unit, wants: Callable[[str], bool], table: Labels) -> str:
+    """What was fitted to a target: (energy - Cu -3.7) / 0.78."""
+    name, middle = target.name, ""
+    if target.kind == "classes" or not any(wants(f"{name}_{what}") for what in ("mean", "std")):
+        return ""
+    if target.kind == "energy" or (target.kind == "value" and target.of == "atom"):
+        few = len(table.elements) <= MOST_LISTED and unit.mean.ndim == 1
+        own = ", ".join(f"{SYMBOLS[number]} {unit.mean[number]:.4g}" for number in table.elements)
+        middle = f"atoms of {own}" if few else f"those of {len(table.elements)} elements"
+    elif target.kind == "value":
+        middle = "their mean" if unit.mean.ndim else f"{float(unit.mean):.4g}"
+    return f"{f'({name} - {middle})' if middle else name} / {unit.std:.4g}"
 
 
 def _by_element(targets: Sequence[Learned]) -> set[str]:

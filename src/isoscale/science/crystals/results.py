@@ -69,8 +69,7 @@ class Groups:
 
     def __init__(self, labels: Labels) -> None:
         """Systems are those that the source names."""
-        source: Any = labels.source
-        names = list(names_of(source))
+        names = list(names_of(labels.source))
         self.systems = list(dict.fromkeys(names)) if len(set(names)) <= MOST_SYSTEMS else []
         numbers = {name: number for number, name in enumerate(self.systems)}
         self._system_of = torch.tensor([numbers[name] for name in names] if self.systems else [], dtype=torch.int64)
@@ -102,21 +101,26 @@ class Groups:
 
     def _name(self, kind: str, number: int) -> str:
         if kind == "elements":
-            return SYMBOLS[number]
+            return f"{SYMBOLS[number]} atoms"
         if kind == "systems":
             return self.systems[number] or "without a name"
         if number == 0:
             return "1 atom"
         low, high = 2 ** (number - 1) + 1, 2**number
-        return f"{high} atoms" if low == high else f"{low}–{high} atoms"
+        return f"{high} atoms" if low == high else f"{low}-{high} atoms"
 
 
-def names_of(source: Any) -> Sequence[str]:
-    """The system that each structure of a source belongs to; empty where it does not say."""
+def names_of(source: Any) -> list[str]:
+    """The system that each structure of a source belongs to; empty where it does not say, or all are of one."""
+    names = _named(source)
+    return names if len(set(names)) > 1 else []
+
+
+def _named(source: Any) -> list[str]:
     if isinstance(source, Subset):
-        names = names_of(source.source)
-        return [names[index] for index in source.indices.tolist()] if names else ()
-    return getattr(source, "names", None) or ()
+        names = _named(source.source)
+        return [names[index] for index in source.indices.tolist()] if names else []
+    return list(getattr(source, "names", None) or ())
 
 
 class _Looked:

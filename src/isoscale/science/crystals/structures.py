@@ -15,7 +15,7 @@ from isoscale.science.crystals.reading.names import Renames
 from isoscale.science.crystals.reading.opening import open_files
 from isoscale.science.crystals.reading.ragged import source_of
 from isoscale.science.crystals.reading.table import StructureTable
-from isoscale.science.crystals.reading.units import declared
+from isoscale.science.crystals.reading.units import EXAMPLES, declared
 
 Paths = str | list[str]
 USUAL_SPLIT = {"train": 0.8, "val": 0.1, "test": 0.1}
@@ -91,11 +91,11 @@ class Structures(Sources):
         for name, listed in paths.items():
             advice = f'name yours: "data.{name}=[FILE, …]"' if of_recipe else ""
             found = open_files(listed, advice)
-            loaded = load(found, known, targets, files_first=not of_recipe)
+            loaded = load(found, known, targets, of_recipe)
             findings = [each for each in examine(loaded.table) if each.target not in known]
             detected = {each.target: each.unit for each in findings if each.verdict == "wrong" and each.unit}
             if is_detecting and detected:
-                loaded = load(found, declared(detected), targets, files_first=not of_recipe)
+                loaded = load(found, declared(detected), targets, of_recipe)
                 loaded.remarks.extend(
                     f"{each.target} is taken to be in {each.unit}: {each.evidence}"
                     for each in findings
@@ -159,12 +159,14 @@ class Structures(Sources):
 def refusal(name: str, loaded: Loaded, wrong: Sequence[Finding]) -> str:
     """What is wrong, why, and what to type."""
     said = "\n  ".join(f"{each.target}: {each.evidence}" for each in wrong)
-    speak = " ".join(f'"data.units.{each.target}={each.unit}"' for each in wrong)
+    speak = " ".join(f'"data.units.{each.target}={each.unit or "UNIT"}"' for each in wrong)
     stay = " ".join(f'"data.units.{each.target}={loaded.units[each.target]}"' for each in wrong)
+    open_ones = [f"UNIT of {each.target} is {', '.join(EXAMPLES[each.target])}" for each in wrong if not each.unit]
     first = loaded.table.places(0).rpartition(",")[0]
     return (
         f"the units of {first} ({_where(name)}) are not what they are taken for\n  {said}\n"
-        f"declare what they are: {speak}, or units: detect; to have them as they stand: {stay}"
+        f"declare what they are: {speak}{''.join(f' ({each})' for each in open_ones) or ', or units: detect'}; to have "
+        f"them as they stand: {stay}"
     )
 
 

@@ -38,6 +38,7 @@ class Crystal(Task):
 
     of_all: ClassVar[str] = "all structures"
     dataset_metrics_only: ClassVar[bool] = True
+    predicts_on_ranks: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -110,6 +110,7 @@ class PeriodicEdges:
         if _GRAPH in done:
             raise UserError(f"{_EDGES} comes after {_GRAPH} in data.transforms, but must come before it: it finds the "
                             "edges that the graph is made of")  # fmt: skip
+        _tell(data, ranks, say)
         return graph_sources(tables_of(data, _EDGES), self.settings, ranks, say, (_EDGES,))
 
 
@@ -135,6 +136,7 @@ class PointCloudToGraph:
         if settings is None:
             raise UserError(f"{_GRAPH} needs the edges of {_EDGES}, which goes before it in data.transforms, or a "
                             "cutoff of its own, such as cutoff=6.0: that ignores periodic images")  # fmt: skip
+        _tell(data, ranks, say)
         tables = tables_of(data, _GRAPH)
         num_periodic = sum(int(table.pbc.any(1).sum()) for table in _once(tables.values()))
         if num_periodic:
@@ -206,7 +208,9 @@ def settings_of(data: Any) -> GraphSettings | None:
 def tables_of(data: Any, what: str) -> dict[str, StructureTable]:
     """The structures of each split of data; `what` needs them."""
     splits = _splits(data)
-    found = {split: table_of(source) for split, source in splits.items()}
+    known = getattr(data, "tables", {})
+    shared = {id(splits[split]): table for split, table in known.items() if split in splits}
+    found = {split: shared.get(id(source)) or table_of(source) for split, source in splits.items()}
     for split, table in found.items():
         if table is None:
             raise UserError(f"{what} needs structures, but data.{split} is a {type(splits[split]).__name__}: set "
@@ -228,6 +232,12 @@ def _splits(data: Any) -> dict[str, Any]:
     splits = {split: getattr(data, split, None) for split in (*SPLITS, "predict")}
     found = {split: source for split, source in splits.items() if source is not None}
     return found or ({} if isinstance(data, Sources) else {"predict": data})
+
+
+def _tell(data: Any, ranks: TaskRanks, say: Say) -> None:
+    """Say what is odd about the structures: their data has nobody else to say it to."""
+    for remark in getattr(data, "remarks", ()):
+        say_first(ranks, say, remark)
 
 
 def _done(data: Any) -> tuple[str, ...]:

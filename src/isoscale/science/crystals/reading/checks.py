@@ -28,7 +28,9 @@ STRONG = 0.6
 ROOM = 3.0
 """A slope within this factor of what is expected is taken for it."""
 MOST_VIRIAL = 50.0
-"""eV per atom: stress times volume beyond that is found in no condensed matter."""
+"""eV per atom: pressure times volume beyond that is found in no condensed matter, but by accident."""
+HIGH = 0.95
+"""The part of all pressures that is not beyond it."""
 
 Verdict = Literal["wrong", "odd", "right", "unknown"]
 
@@ -72,10 +74,10 @@ def examine(table: StructureTable) -> list[Finding]:
         chosen = table.subset(np.unique(np.linspace(0, len(table) - 1, MOST_STRUCTURES).astype(int)))
     findings = [*_fractional(chosen)]
     if "energy" not in table.targets:
-        return findings + ([*_virial_size(chosen, []), *_volume_trend(chosen)] if "stress" in table.targets else [])
+        return findings + ([*_virial_size(chosen), *_volume_trend(chosen)] if "stress" in table.targets else [])
     chosen = chosen.subset(np.flatnonzero(chosen.targets["energy"].has))
     pairs = _pairs(chosen, strained=False)
-    by_work = _slope(pairs.work, pairs.energy) if pairs is not None else None
+    by_work = _of_work(pairs, pairs.energy) if pairs is not None else None
     energy = _energy(chosen, pairs, by_work)
     findings += [energy, *_forces(by_work, pairs)]
     if "stress" in chosen.targets:
@@ -89,7 +91,7 @@ def _energy(table: StructureTable, pairs: _Pairs | None, by_work: _Slope | None)
     counts = f"{table.counts.min()} to {table.counts.max()} atoms"
     if pairs is not None and by_work is not None and by_work.is_clear:
         typical = float(np.exp(np.log(pairs.counts).mean()))
-        per_atom = _slope(pairs.work, pairs.energy * pairs.counts)
+        per_atom = _of_work(pairs, pairs.energy * pairs.counts)
         said = (
             f"between {by_work.num_pairs} pairs of similar structures the energy changes by {by_work.value:.2g} of the "
             f"work of the forces (correlation {by_work.correlation:.2f})"
@@ -113,6 +115,8 @@ def _energy(table: StructureTable, pairs: _Pairs | None, by_work: _Slope | None)
     if "total" in votes:
         return Finding("energy", "right", f"it is a total: {votes['total']}", "eV")
     smallest, largest = int(table.counts.min()), int(table.counts.max())
+    if largest == 1:
+        return Finding("energy", "right", "of one atom, a total is per atom", "eV")
     why = f"all have {smallest} atoms" if smallest == largest else f"they have {counts}"
     return Finding("energy", "unknown", f"whether it is a total or per atom cannot be told ({why}); taken for a total")
 
@@ -138,7 +142,7 @@ def _forces(by_work: _Slope | None, pairs: _Pairs | None) -> Iterator[Finding]:
     """Forces that do not go with the energies: another sign or other units."""
     if pairs is None or by_work is None or not by_work.is_clear:
         return
-    per_atom = _slope(pairs.work, pairs.energy * pairs.counts)
+    per_atom = _of_work(pairs, pairs.energy * pairs.counts)
     if any(1 / ROOM < slope.value < ROOM for slope in (by_work, per_atom)):
         return
     said = (
@@ -174,7 +178,7 @@ def _stress(table: StructureTable, is_per_atom: bool) -> list[Finding]:
         "its unit and sign cannot be told, for lack of similar structures with different cells; taken for eV/Å^3, half "
         f"of all pressures are below {middle:.2g} GPa",
     )  # fmt: skip
-    return [*_virial_size(table, trend), *trend] or [unknown]
+    return [*_virial_size(table), *trend] or [unknown]
 
 
 def _nearest_unit(slope: float) -> tuple[str, float]:
@@ -184,22 +188,18 @@ def _nearest_unit(slope: float) -> tuple[str, float]:
     return (f"-{name}", -factors[name]) if slope < 0 else (name, factors[name])
 
 
-def _virial_size(table: StructureTable, trend: list[Finding]) -> list[Finding]:
-    """Stresses too large for any unit of energy over volume."""
+def _virial_size(table: StructureTable) -> list[Finding]:
+    """Stresses too large for eV/Å³; which other unit they are in nobody can tell from that."""
     pressures, volumes = _pressures(table)
-    size = float(np.median(np.abs(pressures) * volumes)) if len(pressures) else 0.0
-    if size < MOST_VIRIAL:
+    large = float(np.quantile(np.abs(pressures) * volumes, HIGH)) if len(pressures) else 0.0
+    if large < MOST_VIRIAL:
         return []
-    unit = "kbar" if not trend else "-kbar"
     middle = float(np.median(np.abs(pressures)))
-    return [
-        Finding(
-            "stress", "wrong",
-            f"it is not in eV/Å^3: half of all pressures would be beyond {middle * 160.2:,.0f} GPa, which times the "
-            f"volume is {size:,.0f} eV per atom; in kbar it is {middle / 10:.2g} GPa, in GPa {middle:.2g}",
-            unit,
-        )
-    ]  # fmt: skip
+    said = (
+        f"it is not in eV/Å^3: one pressure in {1 / (1 - HIGH):.0f}, times the volume, would be beyond {large:,.0f} eV per "
+        f"atom. Half of all pressures are below {middle:.2g}: {middle / 10:.2g} GPa if that is in kbar"
+    )
+    return [Finding("stress", "wrong", said)]
 
 
 def _volume_trend(table: StructureTable) -> list[Finding]:
@@ -265,8 +265,17 @@ def _slope(given: NDArray[np.float64], values: NDArray[np.float64]) -> _Slope:
     return _Slope(float(x @ y) / squares[0], float(x @ y) / float(np.sqrt(squares[0] * squares[1])), len(x))
 
 
+def _of_work(pairs: _Pairs, energy: NDArray[np.float64]) -> _Slope:
+    """The slope of energies over the work of forces, apart from what goes with the work of the stress."""
+    known = pairs.strain_work
+    squares = float(known @ known)
+    if squares <= 0:
+        return _slope(pairs.work, energy)
+    return _slope(pairs.work - known * (known @ pairs.work / squares), energy - known * (known @ energy / squares))
+
+
 def _pairs(table: StructureTable, strained: bool) -> _Pairs | None:
-    """Each structure and the one most like it, of the same atoms: with another cell if `strained`, else the same."""
+    """Each structure and the most similar one of the same atoms: in another cell if `strained`, else in much the same."""
     if "forces" not in table.targets:
         return None
     usable = table.targets["forces"].has & table.targets["energy"].has
@@ -291,7 +300,8 @@ def _pairs_of(
     atoms = np.array([starts[at] + np.arange(count) for at in group])
     cells, positions, forces = table.cells[group], table.positions[atoms], table.targets["forces"].values[atoms]
     energies = table.targets["energy"].values[group]
-    stresses = table.targets["stress"].values[group] if strained else np.zeros((len(group), 3, 3))
+    stress = table.targets.get("stress")
+    stresses = np.zeros((len(group), 3, 3)) if stress is None else stress.values[group]
     bases = np.where(table.pbc[group][:, :, None], cells, np.eye(3)) if not table.pbc[group].all() else cells
     inverse = np.linalg.inv(bases)
     fractions = positions @ inverse
@@ -302,8 +312,8 @@ def _pairs_of(
         strain = inverse[one] @ (bases - bases[one])
         strains = np.abs(strain).max((1, 2))
         apart = np.sqrt(((steps @ bases[one]) ** 2).sum(-1).mean(-1))
-        distance = np.where((strains > 1e-3) & (strains < 0.1) if strained else strains < 1e-4, apart, np.inf)
-        distance = distance + (10 * strains if strained else 0)
+        distance = np.where((strains > 1e-3) & (strains < 0.1) if strained else strains < 0.03, apart, np.inf)
+        distance = distance + 10 * strains
         distance[one] = np.inf
         other = int(np.argmin(distance))
         pair = frozenset((one, other))

@@ -11,7 +11,7 @@ from isoscale.data.files import short_names
 from isoscale.errors import UserError
 from isoscale.science.crystals.reading.elements import HEAVIEST
 from isoscale.science.crystals.reading.found import Found
-from isoscale.science.crystals.reading.names import Renames, renamed, rivals, usual_names
+from isoscale.science.crystals.reading.names import Renames, check_renames, renamed, rivals, usual_names
 from isoscale.science.crystals.reading.structure import Structure
 from isoscale.science.crystals.reading.table import StructureTable, Target
 from isoscale.science.crystals.reading.units import DEFAULTS, Unit, parse
@@ -32,14 +32,20 @@ class Loaded:
     remarks: list[str] = field(default_factory=list)
 
 
-def load(found: Sequence[Found], units: Mapping[str, Unit], renames: Renames, files_first: bool = False) -> Loaded:
-    """The structures of files in one table; what a file says of its units goes before `units` with `files_first`."""
+def load(found: Sequence[Found], units: Mapping[str, Unit], renames: Renames, of_recipe: bool = True) -> Loaded:
+    """The structures of files in one table.
+
+    Of files that a recipe does not name, what they say of their units goes before `units`, and they need not have all
+    values of `renames`.
+    """
+    if of_recipe:
+        check_renames(dict.fromkeys(chain.from_iterable(map(_present, found))), renames)
     structures: list[Structure] = []
     remarks: list[str] = []
     used: dict[str, dict[str, str]] = {target: {} for target in DEFAULTS}
     stems = short_names([each.where for each in found]) if len(found) > 1 else [""]
     for each, stem in zip(found, stems, strict=True):
-        chosen = {target: _unit(each, target, units, files_first, remarks) for target in DEFAULTS}
+        chosen = {target: _unit(each, target, units, not of_recipe, remarks) for target in DEFAULTS}
         for target, (unit, source) in chosen.items():
             used[target][unit.name] = min(source, used[target].get(unit.name, source), key=_ORDER.index)
         structures += _usual(each, {target: unit for target, (unit, _) in chosen.items()}, renames, stem, remarks)
@@ -79,8 +85,8 @@ def _unit(
 
 def _usual(found: Found, units: Mapping[str, Unit], renames: Renames, stem: str, remarks: list[str]) -> list[Structure]:
     """The structures of a file with our names and in our units."""
-    present = list(dict.fromkeys(chain.from_iterable(structure.targets for structure in found.structures)))
-    names = usual_names(present, renames, found.where)
+    present = _present(found)
+    names = usual_names(present, renames)
     for name, others in rivals(present, names).items():
         given = next(each for each, ours in names.items() if ours == name)
         if name not in renames:
@@ -92,6 +98,10 @@ def _usual(found: Found, units: Mapping[str, Unit], renames: Renames, stem: str,
     structures, said = renamed(scaled, names, found.where)
     remarks += said
     return [_with_units(structure, units, stem) for structure in structures]
+
+
+def _present(found: Found) -> list[str]:
+    return list(dict.fromkeys(chain.from_iterable(structure.targets for structure in found.structures)))
 
 
 def _with_lengths(structure: Structure, factor: float) -> Structure:

@@ -28,17 +28,20 @@ Renames = dict[str, str | None]
 """Our name of a target to that of the files; None leaves it out."""
 
 
-def usual_names(present: Iterable[str], renames: Renames, where: str) -> dict[str, str]:
-    """What each target of a file is called here: {name in the file: name}."""
+def check_renames(present: Iterable[str], renames: Renames) -> None:
+    """Refuse names that no file has."""
     listed = list(present)
-    found: dict[str, str] = {}
     for name, given in renames.items():
         if given is not None and given not in listed:
             meant = nearest(given, listed)
             suggestion = f'; did you mean "{meant}"?' if meant else f"; there is {', '.join(listed) or 'no target'}"
-            raise UserError(f'targets.{name} is "{given}", but {where} has no such values{suggestion}')
-        if given is not None:
-            found[given] = name
+            raise UserError(f'targets.{name} is "{given}", but the files have no such values{suggestion}')
+
+
+def usual_names(present: Iterable[str], renames: Renames) -> dict[str, str]:
+    """What each target of a file is called here: {name in the file: name}."""
+    listed = list(present)
+    found = {given: name for name, given in renames.items() if given is not None and given in listed}
     by_plain = {_plain(name): name for name in reversed(listed)}
     for name, spellings in SPELLINGS.items():
         given = next((by_plain[each] for each in spellings if each in by_plain), None)

@@ -113,7 +113,8 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
                 raise ValueError("it holds one array without a name")
             return {name: file[name] for name in file.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
-        raise UserError(f"cannot read {path} as an .npz file of plain arrays: {error}; expected {LAYOUT}") from None
+        reason = "it holds pickles or is damaged" if "pickle" in str(error) else error
+        raise UserError(f"cannot read {path} as an .npz file of plain arrays: {reason}; expected {LAYOUT}") from None
 
 
 def holds_structures(path: Path) -> bool:

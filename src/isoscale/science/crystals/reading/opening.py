@@ -4,6 +4,7 @@ import glob
 import os
 import re
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -95,7 +96,10 @@ def read_file(path: Path) -> Found:
         raise UserError(f"there is no file {path}")
     if path.is_file() and not path.stat().st_size:
         raise UserError(f"{path} is empty")
-    found = _reader(path)(path)
+    try:
+        found = _reader(path)(path)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {error}; it may be damaged, or not yours to read") from None
     if not found.structures:
         raise UserError(f"{path} holds no structure")
     return found

@@ -103,5 +103,5 @@ def declared(units: Mapping[str, str] | None) -> dict[str, Unit]:
             meant = nearest(key, [*DEFAULTS, "force"])
             meant = "forces" if meant == "force" else meant
             suggestion = f'; did you mean "{meant}"?' if meant else f"; there is {', '.join(DEFAULTS)}"
-            raise UserError(f'units has the unknown key "{key}"{suggestion}. Other targets keep their own units')
+            raise UserError(f'units has the unknown key "{key}" (other targets keep their own units){suggestion}')
     return {target: parse(text, target) for target, text in (units or {}).items()}
