@@ -35,8 +35,11 @@ NUM_TRAINING = 160
 NETWORKS: dict[str, dict[str, Any]] = {
     "schnet": {"class": "schnet", "width": 128, "layers": 6, "gaussians": 50, "cutoff": CUTOFF},
     "pyg": {
-        "class": "pyg_network", "network": "torch_geometric.nn.models.SchNet", "cutoff": CUTOFF,
-        "options": {"hidden_channels": 128, "num_filters": 128, "num_interactions": 6, "num_gaussians": 50},
+        "class": "pyg_network",
+        "network": {
+            "class": "torch_geometric.nn.models.SchNet", "hidden_channels": 128, "num_filters": 128,
+            "num_interactions": 6, "num_gaussians": 50, "cutoff": CUTOFF,
+        },
     },
     "painn": {"class": "painn", "width": 128, "layers": 3, "cutoff": CUTOFF},
 }  # fmt: skip

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from torch import nn
 from torch_geometric.nn.models import SchNet
 
+import isoscale
 from isoscale.errors import UserError
 from isoscale.science.atoms.use import calculator
 from isoscale.science.crystals.deploy import Deployed
@@ -21,6 +23,8 @@ from isoscale.science.crystals.networks.pyg_network import PyGNetwork
 from isoscale.science.crystals.reading.structure import Structure
 from isoscale.science.crystals.transforms import graph_of
 from tests import warm
+from tests.helpers import train
+from tests.science.crystals.made_structures import many, write_extxyz
 from tests.science.crystals.small_models import CUTOFF, NETWORKS, Own, small, trained
 from tests.science.crystals.test_calculator import assert_same, several, skewed
 
@@ -226,3 +230,33 @@ def test_a_file_says_what_it_is() -> None:
     said = Deployed(small("painn", *HEADS)).described()
     assert said["kind"] == "crystal" and json.loads(said["outputs"])["charges"] == "atom"
     assert json.loads(said["units"])["energy"] == "eV" and said["inputs"].split(", ")[:3] == ["pos", "z", "cell"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> isoscale.Run:
+    """Trained for a moment, on edges that depend on more than the cutoff."""
+    folder = tmp_path_factory.mktemp("run")
+    write_extxyz(folder / "made.extxyz", many(8, ((1, 1, 1), (2, 1, 1))))
+    edges = {"class": "periodic_edges", "cutoff": CUTOFF, "max_neighbors": 13}
+    recipe = {
+        "task": {"class": "crystal", "model": {"class": "painn", "width": 8, "layers": 2, "cutoff": CUTOFF}},
+        "data": {"class": "structures", "train": str(folder / "made.extxyz"), "batch_size": 4, "transforms": [edges]},
+        "train": {"steps": 4, "epochs": None, "precision": "64"},
+    }
+    return train(folder / "run", recipe)
+
+
+@pytest.mark.slow
+def test_an_exported_run_is_the_same_model(run: isoscale.Run, tmp_path: Path) -> None:
+    for ending in ("pt", "safetensors"):
+        isoscale.export(run, tmp_path / f"made.{ending}")
+    structures = [Atoms(each.numbers, each.positions, cell=each.cell, pbc=True) for each in many(5, ((1, 1, 1),))]
+    assert run.model().edges == GraphSettings(CUTOFF, max_neighbors=13)
+    wanted = [by_hand(run.model(), atoms) for atoms in structures]
+    for given in (run, str(run.path), run.model(), tmp_path / "made.pt", tmp_path / "made.safetensors"):
+        calculating = isoscale.calculator(given, device="cpu")
+        found = calculating.calculate_many(structures)
+        np.testing.assert_allclose([each["energy"] for each in found], wanted, rtol=0, atol=1e-9)
+        assert calculating.elements == ["Cu"]
+    with pytest.raises(UserError, match=r"written as .pt \(TorchScript\) or .safetensors"):
+        isoscale.export(run, tmp_path / "made.pt2")
