@@ -70,9 +70,6 @@ class Crystal(Task):
         self.share: Tensor
         # of the data that is learned now, and not of that behind given weights: found at every start
         self.register_buffer("share", torch.zeros(len(self.targets), dtype=torch.float64), persistent=False)
-        self.edge_settings: Tensor
-        numbers = GraphSettings(self.model.cutoff).as_numbers()
-        self.register_buffer("edge_settings", torch.tensor(numbers, dtype=torch.float64))
 
     @property
     def units(self) -> Mapping[str, str]:  # type: ignore[override]
@@ -131,18 +128,13 @@ class Crystal(Task):
         self.model.set_elements(self._trained_on)
         settings = graph_of_source(source)
         if settings is not None:
-            self.edge_settings.copy_(torch.tensor(settings.as_numbers()))
-
-    @property
-    def edges(self) -> GraphSettings:
-        """Those that the model is trained with, and wants to be used with."""
-        return GraphSettings.of_numbers(self.edge_settings.tolist())
+            self.model.set_edges(settings)
 
     def deployed(self) -> nn.Module:
         """For use elsewhere: any structures with a list of their edges, in plain torch operations."""
         from isoscale.science.crystals.deploy import Deployed
 
-        return Deployed(self.model, self.edges)
+        return Deployed(self.model)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
         """The terms of the loss, one for each target."""
