@@ -122,8 +122,8 @@ def _tell_unlike(key: str, settings: Settings, names: list[str], say: Callable[[
     others = [name for name in names if name.startswith("val/") and name != "val/loss"]
     if moving and others:
         say(
-            f"{key} is val/loss, whose weights move (train.loss_weights.{moving[0]}), so that early and late ones cannot "
-            f"be compared: choose what means the same all along, such as {', '.join(others[:6])}"
+            f"{key} is val/loss, whose weights move (train.loss_weights.{moving[0]}), so that early and late ones "
+            f"cannot be compared: choose what means the same all along, such as {', '.join(others[:6])}"
         )
 
 
