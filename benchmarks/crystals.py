@@ -32,11 +32,15 @@ from pyg_side import CUTOFF, Settings
 import isoscale
 
 NUM_TRAINING = 160
+PRECISION = "tf32" if torch.cuda.is_available() else "32"
 NETWORKS: dict[str, dict[str, Any]] = {
     "schnet": {"class": "schnet", "width": 128, "layers": 6, "gaussians": 50, "cutoff": CUTOFF},
     "pyg": {
-        "class": "pyg_network", "network": "torch_geometric.nn.models.SchNet", "cutoff": CUTOFF,
-        "options": {"hidden_channels": 128, "num_filters": 128, "num_interactions": 6, "num_gaussians": 50},
+        "class": "pyg_network",
+        "network": {
+            "class": "torch_geometric.nn.models.SchNet", "hidden_channels": 128, "num_filters": 128,
+            "num_interactions": 6, "num_gaussians": 50, "cutoff": CUTOFF,
+        },
     },
     "painn": {"class": "painn", "width": 128, "layers": 3, "cutoff": CUTOFF},
 }  # fmt: skip
@@ -47,15 +51,16 @@ PEERS: dict[str, dict[str, Any]] = {"loop": {}, "loop, 8 workers": {"workers": 8
 
 def recipe(name: str, settings: Settings, seed: int, **data: Path) -> dict[str, Any]:
     """What isoscale's side is asked for: the same as the loop."""
+    edges = {"class": "periodic_edges", "cutoff": CUTOFF, "allow_isolated": True}
     weights = {"energy": settings.energy_weight, "forces": settings.force_weight}
     return {
         "seed": seed,
         "task": {"class": "crystal", "model": NETWORKS[name], "targets": ["energy", "forces"]},
         "data": {"class": "structures", **{split: str(path) for split, path in data.items()},
-                 "batch_size": settings.batch},
+                 "batch_size": settings.batch, "transforms": [edges]},
         "optimizer": {"name": "adam", "lr": settings.lr},
         "schedule": {"name": "cosine"},
-        "train": {"steps": settings.steps, "epochs": None, "loss_weights": weights, "precision": "tf32"},
+        "train": {"steps": settings.steps, "epochs": None, "loss_weights": weights, "precision": PRECISION},
         "observe": {"every": max(1, settings.steps // 20), "tensorboard": 0, "level": "error"},
         "checkpoint": {"every": "never"},
     }  # fmt: skip

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from isoscale.errors import UserError
-from isoscale.science.crystals.edges import GraphSettings
 from isoscale.science.crystals.model import SLOPES, CrystalModel
 from isoscale.science.crystals.networks.graph import Graph
 from isoscale.science.crystals.sums import Side
@@ -37,9 +36,10 @@ class Deployed(nn.Module):
     cutoff: then those that it was trained with have to be given, and no others. Their order does not matter.
     """
 
-    def __init__(self, model: CrystalModel, edges: GraphSettings) -> None:
-        """`edges` are those that the model was trained with."""
+    def __init__(self, model: CrystalModel) -> None:
+        """Of a model on any device; what is trained afterwards does not change it."""
         super().__init__()
+        edges = model.edges
         body = _Body(copy.deepcopy(model).cpu().eval().requires_grad_(False))
         self.names = body.names
         self.has_energy = "energy" in self.names

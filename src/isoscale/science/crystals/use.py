@@ -40,17 +40,16 @@ def _usable(found: Any) -> "Usable | None":
     model = found if isinstance(found, CrystalModel) else getattr(found, "model", None)
     if not isinstance(model, CrystalModel):
         return None
-    edges = getattr(found, "edges", None) or GraphSettings(model.cutoff)
-    return Usable(Direct(model.eval(), edges), edges, model.elements, dict(model.outputs))
+    return Usable(Direct(model.eval()), model.edges, model.elements, dict(model.outputs))
 
 
 class Direct(nn.Module):
     """A model that is called as one in a file is, see `deploy.py`."""
 
-    def __init__(self, model: CrystalModel, edges: GraphSettings) -> None:
-        """`edges` are those that it was trained with."""
+    def __init__(self, model: CrystalModel) -> None:
+        """Of any precision."""
         super().__init__()
-        self.model = model
+        self.model, edges = model, model.edges
         self._cutoff = edges.cutoff
         self._is_plain = edges.max_neighbors is None and not edges.adaptive_cutoff
 
