@@ -14,6 +14,7 @@ from isoscale.science.crystals.networks.painn import PaiNN
 from isoscale.science.crystals.networks.pyg_network import PyGNetwork
 from isoscale.science.crystals.networks.radial import BesselBasis, envelope
 from isoscale.science.crystals.networks.schnet import SchNet
+from isoscale.science.crystals.networks.smooth import shifted_softplus, silu
 from tests.science.crystals.graphs_made import Made, crystal, molecule, one_sided, packed
 
 CUTOFF = 4.0
@@ -338,3 +339,14 @@ def test_the_basis_and_its_envelope_end_with_two_derivatives() -> None:
     (slope,) = torch.autograd.grad(found.sum(), r, create_graph=True)
     (curve,) = torch.autograd.grad(slope.sum(), r)
     assert slope[3:].abs().max() < 1e-14 and curve[3:].abs().max() < 1e-14 and curve[2].abs() < 0.1
+
+
+def test_activations_are_those_of_torch_with_their_derivatives() -> None:
+    x = torch.linspace(-8, 30, 40, dtype=torch.float64, requires_grad=True)
+    for own, theirs in (
+        (silu, nn.functional.silu),
+        (shifted_softplus, lambda x: nn.functional.softplus(x) - np.log(2)),
+    ):
+        torch.testing.assert_close(own(x), theirs(x))
+        assert torch.autograd.gradcheck(own, (x,))
+        assert torch.autograd.gradgradcheck(own, (x,))

@@ -36,13 +36,12 @@ def test_sums_are_right_in_every_dtype(sides: tuple[Side, Side]) -> None:
 def test_scaled_and_along_are_what_they_say(sides: tuple[Side, Side]) -> None:
     source = sides[0]
     rows, factors = torch.randn(6, 4, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
-    directions = torch.randn(3, 6, dtype=torch.float64)
+    directions = torch.randn(6, 3, dtype=torch.float64)
     torch.testing.assert_close(sums.scaled(rows, factors, source), rows[source.row] * factors)
     for side in sides:
-        expected = torch.stack(
-            [torch.zeros(6, 4).double().index_add(0, side.row, factors * d[:, None]) for d in directions]
-        )
-        torch.testing.assert_close(sums.along(factors, directions, side), expected)
+        zeros = torch.zeros(6, 4, dtype=torch.float64)
+        expected = [zeros.index_add(0, side.row, factors * each[:, None]) for each in directions.t()]
+        torch.testing.assert_close(sums.along(factors, directions, side), torch.stack(expected, 1))
 
 
 def test_all_operations_are_differentiable_twice(sides: tuple[Side, Side]) -> None:
@@ -54,7 +53,8 @@ def test_all_operations_are_differentiable_twice(sides: tuple[Side, Side]) -> No
             (lambda x, s=side: sums.gather(x, s), (randn(6, 2),)),
             (lambda x, s=side: sums.total(x, s), (randn(6, 2),)),
             (lambda x, y, s=side: sums.scaled(x, y, s), (randn(6, 2), randn(6, 2))),
-            (lambda x, y, s=side: sums.along(x, y, s), (randn(6, 2), randn(3, 6))),
+            (lambda x, y, s=side: sums.passed(x, y, s, sides[1]), (randn(6, 3, 2), randn(6, 2))),
+            (lambda x, y, s=side: sums.along(x, y, s), (randn(6, 2), randn(6, 3))),
         ]
         for function, inputs in cases:
             assert torch.autograd.gradcheck(function, inputs)
@@ -69,7 +69,7 @@ def test_a_third_derivative_is_right_too(sides: tuple[Side, Side]) -> None:
         return twice
 
     inputs = [torch.randn(6, 2, dtype=torch.float64, requires_grad=True) for _ in range(1)]
-    directions = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    directions = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(slopes_of_slopes, (*inputs, directions))
 
 

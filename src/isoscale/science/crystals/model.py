@@ -18,6 +18,7 @@ from isoscale.science.crystals import sums
 from isoscale.science.crystals.edges import GraphSettings
 from isoscale.science.crystals.networks.graph import Graph
 from isoscale.science.crystals.networks.radial import NUM_ELEMENTS, check_cutoff
+from isoscale.science.crystals.networks.smooth import silu
 from isoscale.science.crystals.networks.zbl import ZBL
 from isoscale.science.crystals.sums import Side
 from isoscale.science.models import Linear
@@ -228,7 +229,7 @@ class _Head(nn.Module):
         self.of_elements = of_elements
         self.readout: nn.Module | None = None
         if self.gives == "features":
-            self.readout = Readout(_width(encoder), spec, getattr(encoder, "activation", functional.silu))
+            self.readout = Readout(_width(encoder), spec, getattr(encoder, "activation", silu))
         elif spec.of == "atom" and self.gives == "structures":
             raise UserError(
                 f"{spec.name} is asked of atoms, but this network gives values of structures alone: let it give "
@@ -257,7 +258,7 @@ class Readout(nn.Module):
     Averages are taken between the layers, so that the last one sees the whole structure.
     """
 
-    def __init__(self, width: int, spec: Head, activation: Callable[[Tensor], Tensor] = functional.silu) -> None:
+    def __init__(self, width: int, spec: Head, activation: Callable[[Tensor], Tensor] = silu) -> None:
         """Of features of `width` numbers."""
         super().__init__()
         size = spec.classes or torch.Size(spec.shape).numel()

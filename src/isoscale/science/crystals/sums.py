@@ -54,19 +54,36 @@ def total(values: Tensor, side: Side) -> Tensor:
 
 
 def scaled(rows: Tensor, factors: Tensor, side: Side) -> Tensor:
-    """`gather(rows, side) * factors` (E, F), which keeps no more than its inputs for derivatives."""
-    dtype = torch.promote_types(rows.dtype, factors.dtype)
-    rows, factors = rows.to(dtype), factors.to(dtype)
+    """`gather(rows, side) * factors`: (rows, F) and (E, F) to (E, F); derivatives need no more than these two."""
+    rows, factors = _alike(rows, factors)
     return gather(rows, side) * factors if is_tracing() else _Scaled.apply(rows, factors, side)
 
 
-def along(values: Tensor, directions: Tensor, side: Side) -> Tensor:
-    """Sums of values (E, F) times each component of directions (C, E), over the edges of each row: (C, rows, F)."""
-    dtype = torch.promote_types(values.dtype, directions.dtype)
-    values, directions = values.to(dtype), directions.to(dtype)
+def passed(rows: Tensor, factors: Tensor, start: Side, end: Side) -> Tensor:
+    """What rows (rows, C, F) send along edges from `start` to `end`, each times its factors (E, F): (rows, C, F).
+
+    The same as `total` of `gather` times factors, but nothing of the size of edges is kept besides the factors.
+    """
+    rows, factors = _alike(rows, factors)
     if is_tracing():
-        return torch.stack([total(values * each.unsqueeze(1), side) for each in directions.unbind()])
-    return _Along.apply(values, directions.contiguous(), side)
+        return total(gather(rows, start) * factors.unsqueeze(1), end)
+    return _Passed.apply(rows, factors, start, end)
+
+
+def along(values: Tensor, directions: Tensor, side: Side) -> Tensor:
+    """Sums of values (E, F) times each component of directions (E, C), over the edges of each row: (rows, C, F)."""
+    values, directions = _alike(values, directions)
+    if is_tracing():
+        return total(values.unsqueeze(1) * directions.unsqueeze(2), side)
+    return _Along.apply(values, directions, side)
+
+
+def _alike(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the finer dtype of them: mixed precision gives this and that."""
+    if first.dtype == second.dtype:
+        return first, second
+    dtype = torch.promote_types(first.dtype, second.dtype)
+    return first.to(dtype), second.to(dtype)
 
 
 def of_structures(values: Tensor, batch: Side, num_structures: int) -> Tensor:
@@ -136,7 +153,7 @@ class _Scaled(torch.autograd.Function):
         (gradient,), (rows, factors), (of_rows, of_factors, _) = gradients, ctx.saved_tensors, ctx.needs_input_grad
         return (
             _ScaledTotal.apply(gradient, factors, ctx.side) if of_rows else None,
-            scaled(rows, gradient, ctx.side) if of_factors else None,
+            _Scaled.apply(rows, gradient, ctx.side) if of_factors else None,
             None,
         )
 
@@ -154,21 +171,75 @@ class _ScaledTotal(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (values, factors), (of_values, of_factors, _) = gradients, ctx.saved_tensors, ctx.needs_input_grad
         return (
-            scaled(gradient, factors, ctx.side) if of_values else None,
-            scaled(gradient, values, ctx.side) if of_factors else None,
+            _Scaled.apply(gradient, factors, ctx.side) if of_values else None,
+            _Scaled.apply(gradient, values, ctx.side) if of_factors else None,
+            None,
+        )
+
+
+class _Passed(torch.autograd.Function):
+    """Of the form Σ rows[i(e), c, f] factors[e, f] ends[j(e), c, f] over e, c, f: its slopes with ends.
+
+    Its slopes with rows are the same with both sides swapped, and those with factors are `_Matched`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, factors: Tensor, start: Side, end: Side) -> Tensor:
+        ctx.save_for_backward(rows, factors)
+        ctx.sides = start, end
+        if rows.is_cuda or rows.shape[1] == 1:
+            return _add(_rows(rows, start).mul_(factors.unsqueeze(1)), end)
+        # on a CPU, what is smaller is faster
+        return torch.stack([_add(_rows(rows[:, c], start).mul_(factors), end) for c in range(rows.shape[1])], 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (ends,), (rows, factors), (start, end) = gradients, ctx.saved_tensors, ctx.sides
+        of_rows, of_factors, _, _ = ctx.needs_input_grad
+        return (
+            _Passed.apply(ends, factors, end, start) if of_rows else None,
+            _Matched.apply(rows, ends, start, end) if of_factors else None,
+            None,
+            None,
+        )
+
+
+class _Matched(torch.autograd.Function):
+    """Products of the rows at both ends of each edge, summed over components: (rows, C, F) twice, to (E, F)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ends: Tensor, start: Side, end: Side) -> Tensor:
+        ctx.save_for_backward(rows, ends)
+        ctx.sides = start, end
+        if rows.is_cuda:
+            return _rows(rows, start).mul_(_rows(ends, end)).sum(1)
+        found = _rows(rows[:, 0], start).mul_(_rows(ends[:, 0], end))
+        for c in range(1, rows.shape[1]):
+            found.addcmul_(_rows(rows[:, c], start), _rows(ends[:, c], end))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (factors,), (rows, ends), (start, end) = gradients, ctx.saved_tensors, ctx.sides
+        of_rows, of_ends, _, _ = ctx.needs_input_grad
+        return (
+            _Passed.apply(ends, factors, end, start) if of_rows else None,
+            _Passed.apply(rows, factors, start, end) if of_ends else None,
+            None,
             None,
         )
 
 
 class _Along(torch.autograd.Function):
-    """Of the form sum over e, c, f of values[e, f] directions[c, e] rows[c, i(e), f]: its slopes with the rows."""
+    """Of the form Σ values[e, f] directions[e, c] rows[i(e), c, f] over e, c, f: its slopes with rows."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, directions: Tensor, side: Side) -> Tensor:
         ctx.save_for_backward(values, directions)
         ctx.side = side
-        weights = directions.index_select(1, side.order)
-        return torch.stack([_add(values, side, weight) for weight in weights])
+        weights = directions.index_select(0, side.order).t().contiguous()
+        found = [_add(values, side, weight) for weight in weights]
+        return torch.stack(found, 1) if len(found) > 1 else found[0].unsqueeze(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -177,52 +248,50 @@ class _Along(torch.autograd.Function):
             ctx.saved_tensors,
             ctx.needs_input_grad,
         )
+        if of_values and of_directions:
+            return *_Parts.apply(rows, values, directions, ctx.side), None
+        rows = gather(rows, ctx.side)
         return (
-            _Projected.apply(rows, directions, ctx.side) if of_values else None,
-            _Contracted.apply(rows, values, ctx.side) if of_directions else None,
+            (rows * directions.unsqueeze(2)).sum(1) if of_values else None,
+            (rows * values.unsqueeze(1)).sum(2) if of_directions else None,
             None,
         )
 
 
-class _Projected(torch.autograd.Function):
-    """The same form's slopes with values: the rows (C, rows, F) of each edge, along its direction: (E, F)."""
+class _Parts(torch.autograd.Function):
+    """The same form's slopes with values and with directions: both need the rows of edges, which are gathered once."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, directions: Tensor, side: Side) -> Tensor:
-        ctx.save_for_backward(rows, directions)
+    def forward(ctx: Any, rows: Tensor, values: Tensor, directions: Tensor, side: Side) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(rows, values, directions)
         ctx.side = side
-        parts = zip(rows, directions, strict=True)
-        first, direction = next(parts)
-        found = _rows(first, side).mul_(direction.unsqueeze(1))
-        for row, direction in parts:
-            found.addcmul_(_rows(row, side), direction.unsqueeze(1))
-        return found
+        return _parts(rows, values, directions, side)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (values,), (rows, directions), (of_rows, of_directions, _) = gradients, ctx.saved_tensors, ctx.needs_input_grad
-        return (
-            _Along.apply(values, directions, ctx.side) if of_rows else None,
-            _Contracted.apply(rows, values, ctx.side) if of_directions else None,
-            None,
-        )
+        (to_values, to_directions), (rows, values, directions) = gradients, ctx.saved_tensors
+        of_rows, of_values, of_directions, _ = ctx.needs_input_grad
+        found = along(to_values, directions, ctx.side) + along(values, to_directions, ctx.side) if of_rows else None
+        if torch.is_grad_enabled():  # a third derivative: nobody trains with it, so it may be slow
+            gathered = gather(rows, ctx.side)
+            return (
+                found,
+                (gathered * to_directions.unsqueeze(2)).sum(1) if of_values else None,
+                (gathered * to_values.unsqueeze(1)).sum(2) if of_directions else None,
+                None,
+            )
+        return found, *_parts(rows, to_values, to_directions, ctx.side), None
 
 
-class _Contracted(torch.autograd.Function):
-    """The same form's slopes with directions: the products of rows (C, rows, F) with the values of edges: (C, E)."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, values: Tensor, side: Side) -> Tensor:
-        ctx.save_for_backward(rows, values)
-        ctx.side = side
-        return torch.stack([_rows(row, side).mul_(values).sum(1) for row in rows])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (directions,), (rows, values), (of_rows, of_values, _) = gradients, ctx.saved_tensors, ctx.needs_input_grad
-        directions = directions.contiguous()
-        return (
-            _Along.apply(values, directions, ctx.side) if of_rows else None,
-            _Projected.apply(rows, directions, ctx.side) if of_values else None,
-            None,
-        )
+def _parts(rows: Tensor, values: Tensor, directions: Tensor, side: Side) -> tuple[Tensor, Tensor]:
+    """Of the rows (rows, C, F) of edges: Σ over c of rows * directions (E, F), and Σ over f of rows * values (E, C)."""
+    if rows.is_cuda:
+        gathered = _rows(rows, side)
+        return (gathered * directions.unsqueeze(2)).sum(1), gathered.mul_(values.unsqueeze(1)).sum(2)
+    found, products = None, []
+    for c in range(rows.shape[1]):  # on a CPU, what is smaller is faster
+        gathered, direction = _rows(rows[:, c], side), directions[:, c : c + 1]
+        found = gathered * direction if found is None else found.addcmul_(gathered, direction)
+        products.append(gathered.mul_(values).sum(1))
+    assert found is not None
+    return found, torch.stack(products, 1)

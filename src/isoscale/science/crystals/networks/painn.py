@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from isoscale.science.crystals import sums
 from isoscale.science.crystals.networks.graph import Graph
 from isoscale.science.crystals.networks.radial import BesselBasis, ElementEmbedding, check_sizes
+from isoscale.science.crystals.networks.smooth import silu
 from isoscale.science.models import Linear
 
 _SOFT = 0.01
@@ -42,14 +43,14 @@ class PaiNN(nn.Module):
         self.radial = BesselBasis(basis, cutoff)
         self.cutoff = self.radial.cutoff
         self.embedding = ElementEmbedding(width)
-        scale = 1 / math.sqrt(max(neighbors, 1.0))
-        self.messages = nn.ModuleList(_Message(width, basis + 1, scale, layer == 0) for layer in range(layers))
+        self._scale = 1 / math.sqrt(max(neighbors, 1.0))
+        self.messages = nn.ModuleList(_Message(width, basis + 1, layer == 0) for layer in range(layers))
         self.updates = nn.ModuleList(_Update(width, layer == layers - 1) for layer in range(layers))
 
     def forward(self, graph: Graph) -> Tensor:
         """Scalars (A, width) of each atom, the same however a structure is turned, moved or numbered."""
-        radial = self.radial(graph.lengths)
-        directions = (graph.vectors / graph.lengths.unsqueeze(1)).t()
+        radial = self.radial(graph.lengths) * self._scale
+        directions = graph.vectors / graph.lengths.unsqueeze(1)
         scalars, vectors = self.embedding(graph.z), None
         layers: list[tuple[Any, Any]] = list(zip(self.messages, self.updates, strict=True))
         for message, update in layers:
@@ -59,11 +60,10 @@ class PaiNN(nn.Module):
 
 
 class _Message(nn.Module):
-    """What atoms learn from their neighbours; vectors are (3, A, width), None as long as there are none."""
+    """What atoms learn from their neighbours; vectors are (A, 3, width), None as long as there are none."""
 
-    def __init__(self, width: int, num_radial: int, scale: float, is_first: bool) -> None:
+    def __init__(self, width: int, num_radial: int, is_first: bool) -> None:
         super().__init__()
-        self.scale, self.is_first, self.width = scale, is_first, width
         self.parts = 2 if is_first else 3
         self.hidden = Linear(width, width)
         self.output = Linear(width, self.parts * width)
@@ -72,16 +72,14 @@ class _Message(nn.Module):
     def forward(
         self, graph: Graph, scalars: Tensor, vectors: Tensor | None, radial: Tensor, directions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        found = self.output(nn.functional.silu(self.hidden(scalars))) * self.scale
-        sent = [part.contiguous() for part in found.chunk(self.parts, 1)]
+        sent = self.output(silu(self.hidden(scalars))).chunk(self.parts, 1)
         filters = [radial @ each for each in self.filters]
-        to_scalars = sums.total(sums.scaled(sent[0], filters[0], graph.source), graph.target)
+        to_scalars = sums.passed(sent[0].unsqueeze(1), filters[0], graph.source, graph.target).squeeze(1)
         to_vectors = sums.along(sums.scaled(sent[1], filters[1], graph.source), directions, graph.target)
-        if vectors is None:
-            return scalars + to_scalars, to_vectors
-        passed = [sums.scaled(each, filters[2], graph.source) for each in vectors * sent[2]]
-        to_vectors = to_vectors + torch.stack([sums.total(each, graph.target) for each in passed])
-        return scalars + to_scalars, vectors + to_vectors
+        if vectors is not None:
+            passed = sums.passed(vectors * sent[2].unsqueeze(1), filters[2], graph.source, graph.target)
+            to_vectors = vectors + to_vectors + passed
+        return scalars + to_scalars, to_vectors
 
 
 def _filters(width: int, num_radial: int) -> nn.Parameter:
@@ -100,8 +98,8 @@ class _Update(nn.Module):
 
     def forward(self, scalars: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
         left, right = (vectors @ self.mix).chunk(2, 2)
-        norms = (right.square().sum(0) + _SOFT).sqrt() - math.sqrt(_SOFT)
-        found = self.output(nn.functional.silu(self.hidden(torch.cat([scalars, norms], 1))))
+        norms = (right.square().sum(1) + _SOFT).sqrt() - math.sqrt(_SOFT)
+        found = self.output(silu(self.hidden(torch.cat([scalars, norms], 1))))
         gates = found.chunk(2 if self.is_last else 3, 1)
-        scalars = scalars + gates[0] + gates[1] * (left * right).sum(0)
-        return scalars, None if self.is_last else vectors + left * gates[2]
+        scalars = scalars + gates[0] + gates[1] * (left * right).sum(1)
+        return scalars, None if self.is_last else vectors + left * gates[2].unsqueeze(1)

@@ -11,12 +11,8 @@ from torch.nn import functional
 from isoscale.science.crystals import sums
 from isoscale.science.crystals.networks.graph import Graph
 from isoscale.science.crystals.networks.radial import ElementEmbedding, check_cutoff, check_sizes
+from isoscale.science.crystals.networks.smooth import shifted_softplus, softplus
 from isoscale.science.models import Linear
-
-
-def shifted_softplus(x: Tensor) -> Tensor:
-    """log((1 + eˣ)/2): 0 at 0."""
-    return functional.softplus(x) - math.log(2.0)
 
 
 class SchNet(nn.Module):
@@ -47,7 +43,7 @@ class SchNet(nn.Module):
         apart = graph.lengths.unsqueeze(1) - self.centres.to(graph.lengths.dtype)
         radial = torch.exp(apart.square() * self._sharpness)
         angle = graph.lengths.clamp(max=self.cutoff) * (math.pi / self.cutoff)
-        fade = (angle.cos() + 1).unsqueeze(1) / 2
+        fade = (angle.cos().unsqueeze(1) + 1) / 2
         features = self.embedding(graph.z)
         for interaction in self.interactions:
             features = features + interaction(graph, features, radial, fade)
@@ -81,10 +77,15 @@ class _Interaction(nn.Module):
             _begin(layer)
 
     def forward(self, graph: Graph, features: Tensor, radial: Tensor, fade: Tensor) -> Tensor:
-        filters = self.mlp[2](shifted_softplus(self.mlp[0](radial))) * fade
-        messages = sums.scaled(self.conv["lin1"](features), filters, graph.source)
-        found = self.conv["lin2"](sums.total(messages, graph.target))
-        return self.lin(shifted_softplus(found))
+        first, last, lin1, lin2 = self._layers()
+        bias = last.bias - math.log(2.0) * last.weight.sum(1)  # of a softplus that is shifted
+        filters = functional.linear(softplus(first(radial)), last.weight, bias)
+        messages = sums.scaled(lin1(features), filters, graph.source)
+        found = sums.along(messages, fade, graph.target).squeeze(1)
+        return self.lin(shifted_softplus(lin2(found)))
+
+    def _layers(self) -> list[Any]:
+        return [self.mlp[0], self.mlp[2], self.conv["lin1"], self.conv["lin2"]]
 
 
 def _begin(layer: Any) -> None:
