@@ -139,8 +139,9 @@ def _neighbours(
     if not settings.adaptive_cutoff:
         raise UserError(
             f"{where()}: atom {lonely} (counted from 0) has no neighbour within {settings.cutoff:g} Å, and would learn "
-            "nothing of its surroundings; set adaptive_cutoff=true, which lets the cutoff grow, a larger cutoff, or "
-            "allow_isolated=true"
+            "nothing of its surroundings; take a larger cutoff, or allow it: "
+            f'"data.transforms=[{{class: periodic_edges, cutoff: {settings.cutoff:g}, allow_isolated: true}}]"; '
+            "adaptive_cutoff: true finds neighbours farther away, for networks that have no cutoff of their own"
         )
     has_others = len(positions) > 1 or bool(periodic.any())
     for step in range(1, 1 + math.ceil((settings.limit - settings.cutoff) / STEP) if has_others else 1):

@@ -101,6 +101,7 @@ class Structures(Sources):
                     for each in findings
                     if each.target in detected
                 )
+                loaded.sources.update(dict.fromkeys(detected, "detected"))
                 findings = [each for each in findings if each.target not in detected]
             self._judge(name, loaded, findings, of_recipe)
             self.tables[name], self.loaded[name], self.findings[name] = loaded.table, loaded, findings
@@ -161,12 +162,12 @@ def refusal(name: str, loaded: Loaded, wrong: Sequence[Finding]) -> str:
     said = "\n  ".join(f"{each.target}: {each.evidence}" for each in wrong)
     speak = " ".join(f'"data.units.{each.target}={each.unit or "UNIT"}"' for each in wrong)
     stay = " ".join(f'"data.units.{each.target}={loaded.units[each.target]}"' for each in wrong)
-    open_ones = [f"UNIT of {each.target} is {', '.join(EXAMPLES[each.target])}" for each in wrong if not each.unit]
+    listed = [f"UNIT of {each.target} is {', '.join(EXAMPLES[each.target])}" for each in wrong if not each.unit]
+    others = f" ({'; '.join(listed)})" if listed else ', or "data.units=detect"'
     first = loaded.table.places(0).rpartition(",")[0]
     return (
         f"the units of {first} ({_where(name)}) are not what they are taken for\n  {said}\n"
-        f"declare what they are: {speak}{''.join(f' ({each})' for each in open_ones) or ', or units: detect'}; to have "
-        f"them as they stand: {stay}"
+        f"declare what they are: {speak}{others}; to have them as they stand: {stay}"
     )
 
 

@@ -196,8 +196,8 @@ def _virial_size(table: StructureTable) -> list[Finding]:
         return []
     middle = float(np.median(np.abs(pressures)))
     said = (
-        f"it is not in eV/Å^3: one pressure in {1 / (1 - HIGH):.0f}, times the volume, would be beyond {large:,.0f} eV per "
-        f"atom. Half of all pressures are below {middle:.2g}: {middle / 10:.2g} GPa if that is in kbar"
+        f"it is not in eV/Å^3: one pressure in {1 / (1 - HIGH):.0f}, times the volume, would be beyond {large:,.0f} eV "
+        f"per atom. Half of all pressures are below {middle:.2g}: {middle / 10:.2g} GPa if that is in kbar"
     )
     return [Finding("stress", "wrong", said)]
 
@@ -275,7 +275,7 @@ def _of_work(pairs: _Pairs, energy: NDArray[np.float64]) -> _Slope:
 
 
 def _pairs(table: StructureTable, strained: bool) -> _Pairs | None:
-    """Each structure and the most similar one of the same atoms: in another cell if `strained`, else in much the same."""
+    """Each structure and the most similar one of the same atoms: in another cell if `strained`, else in a like one."""
     if "forces" not in table.targets:
         return None
     usable = table.targets["forces"].has & table.targets["energy"].has

@@ -259,7 +259,13 @@ def _target_row(name: str, target: dict[str, Any], total: int, units: dict[str, 
     return name, ours, count, *numbers, said
 
 
-_KNOWN = {"recipe": "declared", "file": "the file says so", "format": "its format", "assumed": "assumed"}
+_KNOWN = {
+    "recipe": "declared",
+    "detected": "detected",
+    "file": "the file says so",
+    "format": "its format",
+    "assumed": "assumed",
+}
 
 
 def _shape(target: dict[str, Any]) -> str:

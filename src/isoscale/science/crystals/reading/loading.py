@@ -11,7 +11,7 @@ from isoscale.data.files import short_names
 from isoscale.errors import UserError
 from isoscale.science.crystals.reading.elements import HEAVIEST
 from isoscale.science.crystals.reading.found import Found
-from isoscale.science.crystals.reading.names import Renames, check_renames, renamed, rivals, usual_names
+from isoscale.science.crystals.reading.names import Renames, check_renames, renamed, reserved, rivals, usual_names
 from isoscale.science.crystals.reading.structure import Structure
 from isoscale.science.crystals.reading.table import StructureTable, Target
 from isoscale.science.crystals.reading.units import DEFAULTS, Unit, parse
@@ -28,7 +28,7 @@ class Loaded:
     units: dict[str, str]
     """The unit that each target had in the files."""
     sources: dict[str, str]
-    """How that is known: `recipe`, `file`, `format` or `assumed`; the weakest of all files."""
+    """How that is known: `recipe`, `detected`, `file`, `format` or `assumed`; the weakest of all files."""
     remarks: list[str] = field(default_factory=list)
 
 
@@ -86,7 +86,8 @@ def _unit(
 def _usual(found: Found, units: Mapping[str, Unit], renames: Renames, stem: str, remarks: list[str]) -> list[Structure]:
     """The structures of a file with our names and in our units."""
     present = _present(found)
-    names = usual_names(present, renames)
+    names, left_out = reserved(usual_names(present, renames), found.where)
+    remarks += left_out
     for name, others in rivals(present, names).items():
         given = next(each for each, ours in names.items() if ours == name)
         if name not in renames:

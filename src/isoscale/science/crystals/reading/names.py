@@ -24,6 +24,11 @@ VIRIALS = frozenset(name for name in SPELLINGS["stress"] if "virial" in name)
 VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
 """Of ASE: xx, yy, zz, yz, xz, xy."""
 
+RESERVED = frozenset(
+    {"z", "pos", "batch", "cell", "pbc", "ptr", "edge_source", "edge_target", "edge_shift", "by_source", "edge_index"}
+)
+"""What batches call other things; values of files that have such a name need another one."""
+
 Renames = dict[str, str | None]
 """Our name of a target to that of the files; None leaves it out."""
 
@@ -49,6 +54,16 @@ def usual_names(present: Iterable[str], renames: Renames) -> dict[str, str]:
             found.setdefault(given, name)
     taken = {*found.values(), *renames}
     return {name: found.get(name, name) for name in listed if name in found or name not in taken}
+
+
+def reserved(names: dict[str, str], where: str) -> tuple[dict[str, str], list[str]]:
+    """The names without those that batches use for something else, and what is left out."""
+    kept = {given: name for given, name in names.items() if name not in RESERVED and not name.startswith("has_")}
+    return kept, [
+        f"{where}: {name} is left out, because batches use this name; data.targets.my_{name}={name} takes it"
+        for name in names.values()
+        if name not in kept.values()
+    ]
 
 
 def rivals(present: Iterable[str], chosen: dict[str, str]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from isoscale.errors import UserError, nearest
 
 ENERGIES = {
-    "eV": 1.0, "meV": 1e-3, "kcal/mol": 0.0433641153087705, "kJ/mol": 0.010364269656262175,
+    "eV": 1.0, "meV": 1e-3, "kcal/mol": 4.184 * 0.010364269656262175, "kJ/mol": 0.010364269656262175,
     "Hartree": 27.211386245988, "Rydberg": 13.605693122994,
 }  # fmt: skip
 """In eV."""
