@@ -31,6 +31,7 @@ from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.metrics.torchmetrics import MetricStates
 from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.late_compiler import put_off_compiler
+from isoscale.engine.optim.loss_weights import Length, make_weights
 from isoscale.engine.optim.optimizers import OptimizerState, make_optimizers, path_for
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.optim.schedules import make_rate
@@ -209,6 +210,8 @@ def assemble(
     rate = make_rate(
         settings.schedule, settings.optimizer.lr, _asked_batch(train, settings), num_steps, settings.own_schedule
     )
+    length = Length(num_steps, train.plan.steps_per_epoch)
+    weights = make_weights(settings.train.loss_weights, settings.own_weights, rate, length, say)
     context = StepContext("train", task, Recorder(found.device), train.loaded)
     context.enter()
     lightning.attach(task, view, train.loaded, chosen(settings.callbacks, task, say))
@@ -252,8 +255,8 @@ def assemble(
         registry.register("callbacks", callbacks)
     forward = Forward(task, context, transforms, precision)
     assembly = Assembly(
-        task, found, precision, random, registry, rate, train, context, average, optimizers, configured, transforms,
-        extra, reseeder(settings.seed, found), undo, kernels, view,
+        task, found, precision, random, registry, rate, weights, train, context, average, optimizers, configured,
+        transforms, extra, reseeder(settings.seed, found), undo, kernels, view,
     )  # fmt: skip
     assembly.program = ProgramMaker(
         assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer, own_update

@@ -345,6 +345,8 @@ class Trainer:
         progress = self.progress
         step = progress.step
         rate = self.parts.configured.rates() if self.parts.configured else {"lr": self.parts.rate(step - 1)}
+        moving = {name: weight for name, weight in self.parts.weights.items() if weight.constant is None}
+        rate.update({f"loss_weight/{name}": weight(step - 1) for name, weight in moving.items()})
         rate["time/seconds"] = progress.seconds + time.perf_counter() - self._clock
         samples = self.train.plan.samples_before(step)
         self.journal.begin(step, (step - 1) // self.train.plan.steps_per_epoch, samples, rate)

@@ -18,13 +18,14 @@ from isoscale.data.feeds.feed import Feed, Part, Slot
 from isoscale.data.sources import Sources
 from isoscale.data.streams import StreamPlan
 from isoscale.engine.build import place
-from isoscale.engine.config import Limit, LossWeight
+from isoscale.engine.config import Limit
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Store, evaluates_dataset, writes_predictions
 from isoscale.engine.evaluation import evaluate, predict_batches, show_results
 from isoscale.engine.evaluation import predict as predict_all
 from isoscale.engine.figures import sample
 from isoscale.engine.lightning.loaders import LoadedData
 from isoscale.engine.metrics.accumulators import Recorder
+from isoscale.engine.optim.loss_weights import Length, last_weights
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.settings import Settings
 from isoscale.engine.splits import Split, SplitMaker
@@ -41,7 +42,7 @@ from isoscale.observe.figures import Figure
 from isoscale.observe.progress import Waiting
 from isoscale.parallel import world
 from isoscale.parallel.collectives import ALONE, Ranks
-from isoscale.recipe.components import instantiate
+from isoscale.recipe.components import instantiate, own_weights
 from isoscale.recipe.components import resolve as resolve_class
 from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import Recipe
@@ -79,12 +80,13 @@ class Application:
     def __init__(
         self, task: nn.Module, loaded: LoadedRecipe, data: Any, split: str, device: str = "auto", *,
         decided: Mapping[str, Any] = MappingProxyType({}), own_data: Callable[[], Any] | None = None,
-        checkpoint: Path | None = None,
+        checkpoint: Path | None = None, length: Length | None = None,
     ) -> None:  # fmt: skip
-        """`decided` is what a run has decided, whose `checkpoint` has what transforms measured.
+        """`decided` is what a run has decided, whose `checkpoint` has what transforms measured; `length` is its own.
 
         Where no data is given, it is `own_data`.
         """
+        self._length = length or Length(1000, 100)  # of which the end is all that counts
         self.loaded = loaded
         recipe = self.loaded.recipe
         self.settings = Settings(seed=recipe.seed, train=recipe.train, data=recipe.data)
@@ -118,7 +120,7 @@ class Application:
         loaded, decided = run.to_build(), run.record.get("decided", {})
         return cls(
             run.live_task(checkpoint), loaded, data, split, device, decided=decided, own_data=run.data,
-            checkpoint=run.checkpoint(checkpoint),
+            checkpoint=run.checkpoint(checkpoint), length=_length(run),
         )  # fmt: skip
 
     def split(self, name: str, by_row: bool = False, limit: Limit = None) -> Split:
@@ -176,16 +178,18 @@ class Application:
     def forward(self, stage: str) -> Forward:
         """The task's step of a stage."""
         recorder = Recorder(self.accelerator.device)
-        weights = {name: _last(weight) for name, weight in self.settings.train.loss_weights.items()}
+        train = self.settings.train
+        weights = last_weights(train.loss_weights, own_weights(train), self._length)
         context = StepContext(stage, self.task, recorder, self._loaded)
         made = Forward(self.task, context, self.transforms, self.precision, weights)
         made.transforms = fitting(self.task, self.transforms, self._sample)
         return made
 
 
-def _last(weight: float | LossWeight) -> float:
-    """The weight of a loss term at the end of a training."""
-    return weight.end if isinstance(weight, LossWeight) else float(weight)
+def _length(run: Run) -> Length | None:
+    """How long a run was to be trained; None where its record does not say."""
+    num_steps, per_epoch = run.record.get("num_steps"), run.record.get("steps_per_epoch")
+    return Length(num_steps, per_epoch) if num_steps and per_epoch else None
 
 
 def _fitted(transforms: Sequence[Any], checkpoint: Path | None) -> Sequence[Any]:

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from isoscale.errors import UserError
-from isoscale.science.crystals.edges import Edges, GraphSettings, find_edges
+from isoscale.science.crystals.edges import Edges, GraphSettings, _sorted, find_edges
 from tests.science.crystals.made_tables import brute_force
 
 PERIODIC = np.array([True, True, True])
@@ -116,7 +116,9 @@ def test_an_adaptive_cutoff_ends_exactly_at_its_limit():
 
 def test_an_atom_without_neighbours_is_named_with_what_to_type():
     positions = np.array([[0, 0, 0], [1.0, 0, 0], [5.2, 0, 0]])
-    with pytest.raises(UserError, match=r"here: atom 2 .* within 2 Å.*adaptive_cutoff=true.*allow_isolated=true"):
+    with pytest.raises(
+        UserError, match=r"here: atom 2 .* within 2 Å.*cutoff: 2, allow_isolated: true.*adaptive_cutoff: true"
+    ):
         find_edges(positions, CUBE * 20, PERIODIC, GraphSettings(2.0), lambda: "here")
     allowed = find_edges(positions, CUBE * 20, PERIODIC, GraphSettings(2.0, allow_isolated=True))
     assert listed(allowed) == [(1, 0, 0, 0, 0), (0, 1, 0, 0, 0)]
@@ -158,6 +160,15 @@ def test_the_same_structure_gives_the_same_order_whatever_the_threads_and_the_nu
     check_order(edges)
     renamed = [(59 - s, 59 - t, *image) for s, t, *image in listed(backwards)]
     assert sorted(renamed, key=lambda edge: (edge[1], edge[0], *edge[2:])) == listed(edges)
+
+
+def test_the_order_is_right_where_no_single_number_holds_it():
+    random = np.random.default_rng(0)
+    target, source = random.integers(0, 2, 50), random.integers(0, 2, 50)
+    shift = random.integers(-30_000, 30_000, (50, 3)).astype(np.int32)
+    for num_atoms in (2, 10**6):
+        rows = [(target[at], source[at], *shift[at]) for at in _sorted(target, source, shift, num_atoms)]
+        assert rows == sorted(rows)
 
 
 def test_what_ignores_periodicity_finds_neighbours_inside_the_cell_alone():

@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from torch import nn
 from torch_geometric.nn.models import SchNet
 
+import isoscale
 from isoscale.errors import UserError
 from isoscale.science.atoms.use import calculator
 from isoscale.science.crystals.deploy import Deployed
 from isoscale.science.crystals.edges import GraphSettings
 from isoscale.science.crystals.model import CrystalModel, Head
 from isoscale.science.crystals.networks.pyg_network import PyGNetwork
+from isoscale.science.crystals.reading.structure import Structure
+from isoscale.science.crystals.transforms import graph_of
 from tests import warm
+from tests.helpers import train
+from tests.science.crystals.made_structures import many, write_extxyz
 from tests.science.crystals.small_models import CUTOFF, NETWORKS, Own, small, trained
 from tests.science.crystals.test_calculator import assert_same, several, skewed
 
@@ -62,9 +68,9 @@ print("the same")
 """
 
 
-def written(model: CrystalModel, path: Path, edges: GraphSettings | None = None) -> Path:
+def written(model: CrystalModel, path: Path) -> Path:
     """A file as `isoscale export` writes it."""
-    module = Deployed(model, edges or GraphSettings(model.cutoff))
+    module = Deployed(model)
     script = torch.jit.script(module)
     script.save(path, _extra_files={name: text.encode() for name, text in module.described().items()})
     return path
@@ -161,7 +167,7 @@ def inputs() -> list[torch.Tensor]:
 def test_edges_beyond_the_cutoff_and_their_order_do_not_matter() -> None:
     from ase.neighborlist import neighbor_list
 
-    module, given = Deployed(small(), GraphSettings(CUTOFF)), inputs()
+    module, given = Deployed(small()), inputs()
     target, source, shift = (torch.tensor(each) for each in neighbor_list("ijS", skewed(), CUTOFF + 1))
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))
     assert len(source) > len(given[4])
@@ -171,7 +177,7 @@ def test_edges_beyond_the_cutoff_and_their_order_do_not_matter() -> None:
 
 
 def test_a_file_runs_on_the_device_of_its_inputs() -> None:
-    module = torch.jit.script(Deployed(small("painn", *HEADS), GraphSettings(CUTOFF)))
+    module = torch.jit.script(Deployed(small("painn", *HEADS)))
     assert "cpu" not in module.body.code and "prim.device" in module.body.code
 
 
@@ -179,25 +185,31 @@ def test_elements_that_the_model_was_not_trained_for_are_an_error() -> None:
     given = inputs()
     given[1][2] = 92
     with pytest.raises(ValueError, match="elements that the model was not trained for"):
-        Deployed(small(), GraphSettings(CUTOFF))(*given)
+        Deployed(small())(*given)
 
 
 @pytest.mark.parametrize("settings", [GraphSettings(CUTOFF, max_neighbors=4), GraphSettings(2.2, adaptive_cutoff=True)])
 def test_edges_are_those_that_the_model_was_trained_with(settings: GraphSettings, tmp_path: Path) -> None:
-    model = small()
-    calculating = calculator(written(model, tmp_path / "model.pt", settings), "cpu", skin=1.0)
-    atoms = skewed()
-    before = None
-    for _ in range(3):
-        atoms.positions += 0.02
-        atoms.positions[0] += 0.1
-        atoms.calc = calculating
-        found, many = atoms.get_potential_energy(), calculating.calculate_many([atoms])
-        assert found == pytest.approx(many[0]["energy"], abs=1e-10) and found != before
-        before = found
-    assert calculating.num_lists == 3
-    atoms.calc = calculator(model, "cpu")
+    model, plain, atoms = small(), small(), skewed()
+    model.set_edges(settings)
+    for given in (model, written(model, tmp_path / "model.pt")):
+        calculating = calculator(given, "cpu", skin=1.0)
+        for move in range(3):
+            atoms.positions[0] += 0.1
+            atoms.calc = calculating
+            found, many = atoms.get_potential_energy(), calculating.calculate_many([atoms])
+            assert found == pytest.approx(many[0]["energy"], abs=1e-10)
+            assert found == pytest.approx(by_hand(model, atoms), abs=1e-10)
+            assert calculating.num_lists == move + 1
+    atoms.calc = calculator(plain, "cpu")
     assert found != pytest.approx(atoms.get_potential_energy(), abs=1e-6)
+
+
+def by_hand(model: CrystalModel, atoms: Any) -> float:
+    """The energy as training sees it."""
+    structure = Structure(atoms.numbers, atoms.positions, np.array(atoms.cell), atoms.pbc, {}, "here")
+    batch = graph_of([structure], model.edges).fetch(torch.tensor([0]))
+    return float(model(batch, create_graph=False)["energy"])
 
 
 class Fixed(Own):
@@ -211,10 +223,62 @@ class Fixed(Own):
 
 def test_a_network_that_tracing_changes_is_refused() -> None:
     with pytest.raises(UserError, match="gives another energy in the file than here"):
-        Deployed(trained(CrystalModel(Fixed(), ["energy", "forces"])), GraphSettings(CUTOFF))
+        Deployed(trained(CrystalModel(Fixed(), ["energy", "forces"])))
+
+
+class Unseen(Own):
+    """A network that torch cannot see into."""
+
+    def forward(self, graph: Any) -> torch.Tensor:
+        """Features of atoms."""
+        if torch.jit.is_tracing():
+            raise RuntimeError("not while somebody watches")
+        return super().forward(graph)
+
+
+def test_a_network_that_cannot_be_traced_is_refused() -> None:
+    with pytest.raises(UserError, match=r"cannot be traced.*\nthe weights alone can: --out FILE.safetensors"):
+        Deployed(trained(CrystalModel(Unseen(), ["energy", "forces"])))
+
+
+def test_a_model_that_knows_no_element_is_refused() -> None:
+    with pytest.raises(UserError, match="does not know any element yet"):
+        Deployed(CrystalModel(Own(), ["energy"]))
+    with pytest.raises(UserError, match="does not know any element yet"):
+        calculator(CrystalModel(Own(), ["energy"]))
 
 
 def test_a_file_says_what_it_is() -> None:
-    said = Deployed(small("painn", *HEADS), GraphSettings(CUTOFF)).described()
+    said = Deployed(small("painn", *HEADS)).described()
     assert said["kind"] == "crystal" and json.loads(said["outputs"])["charges"] == "atom"
     assert json.loads(said["units"])["energy"] == "eV" and said["inputs"].split(", ")[:3] == ["pos", "z", "cell"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> isoscale.Run:
+    """Trained for a moment, on edges that depend on more than the cutoff."""
+    folder = tmp_path_factory.mktemp("run")
+    write_extxyz(folder / "made.extxyz", many(8, ((1, 1, 1), (2, 1, 1))))
+    edges = {"class": "periodic_edges", "cutoff": CUTOFF, "max_neighbors": 13}
+    recipe = {
+        "task": {"class": "crystal", "model": {"class": "painn", "width": 8, "layers": 2, "cutoff": CUTOFF}},
+        "data": {"class": "structures", "train": str(folder / "made.extxyz"), "batch_size": 4, "transforms": [edges]},
+        "train": {"steps": 4, "epochs": None, "precision": "64"},
+    }
+    return train(folder / "run", recipe)
+
+
+@pytest.mark.slow
+def test_an_exported_run_is_the_same_model(run: isoscale.Run, tmp_path: Path) -> None:
+    for ending in ("pt", "safetensors"):
+        isoscale.export(run, tmp_path / f"made.{ending}")
+    structures = [Atoms(each.numbers, each.positions, cell=each.cell, pbc=True) for each in many(5, ((1, 1, 1),))]
+    assert run.model().edges == GraphSettings(CUTOFF, max_neighbors=13)
+    wanted = [by_hand(run.model(), atoms) for atoms in structures]
+    for given in (run, str(run.path), run.model(), tmp_path / "made.pt", tmp_path / "made.safetensors"):
+        calculating = isoscale.calculator(given, device="cpu")
+        found = calculating.calculate_many(structures)
+        np.testing.assert_allclose([each["energy"] for each in found], wanted, rtol=0, atol=1e-9)
+        assert calculating.elements == ["Cu"]
+    with pytest.raises(UserError, match=r"written as .pt \(TorchScript\) or .safetensors"):
+        isoscale.export(run, tmp_path / "made.pt2")

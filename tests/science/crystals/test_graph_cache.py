@@ -145,6 +145,22 @@ def test_a_damaged_cache_is_made_again(cache: Path, looked: list[Any], how: str)
     assert [entry.name for entry in cache.iterdir()] == [folder.name]
 
 
+def test_damage_that_one_rank_sees_is_mended_for_all(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    structures = table(8)
+    first = in_memory(structures, SETTINGS)
+    graphs = found(structures)
+    (folder,) = cache.iterdir()
+    content = bytearray((folder / "edge_target.npy").read_bytes())
+    content[-3] ^= 1  # of the last structure
+    (folder / "edge_target.npy").write_bytes(content)
+    size = sum(getattr(graphs, name).nbytes for name in COLUMNS[1:])
+    monkeypatch.setattr(
+        graph_cache, "CHECKED_BYTES", size // 2
+    )  # alone, a rank looks at every second one, and not at the last
+    everyone = together(2, lambda ranks: found(structures, ranks=ranks))
+    assert all(same(first, each) and each.folder == folder for each in everyone)
+
+
 @pytest.mark.parametrize("world", [2, 3, 7])
 def test_ranks_share_the_work_and_get_the_same(cache: Path, looked: list[Any], world: int):
     tables = [table(count, first=count) for count in (4, 1, 3)]

@@ -81,7 +81,6 @@ class TestFitted:
         unit = fitted(source(made), ["gap"])["gap"]
         values = np.array([one["gap"] for number, one in enumerate(made) if number not in (0, 3)])
         assert (float(unit.mean), unit.std) == pytest.approx((values.mean(), values.std()), rel=1e-12)
-        assert unit.share == pytest.approx(4 / 6)
 
     def test_values_of_atoms_have_a_mean_for_each_element(self) -> None:
         made = structures(without={"charges": [4]})
@@ -91,7 +90,6 @@ class TestFitted:
         for number in np.unique(z):
             assert unit.mean[number] == pytest.approx(charges[z == number].mean(), rel=1e-12)
         assert unit.std == pytest.approx(float(np.sqrt(np.mean((charges - unit.mean[z]) ** 2))), rel=1e-12)
-        assert unit.share == pytest.approx(len(z) / len(made))
 
     def test_what_does_not_vary_is_not_divided_by_nothing(self) -> None:
         made = structures()
@@ -148,8 +146,7 @@ class TestFitted:
 
             def all_gather(self, value: Any, what: str) -> list[Any]:
                 sent.append(value)
-                unit = wanted["energy"]._asdict()
-                return [{"energy": unit, "said": []}, value]
+                return [({"energy": wanted["energy"]}, ""), value]
 
         made.ranks, made.source = Second(), None
         found = Normalisation("auto", learned(["energy"], "mse", 1.0)).fit(made)

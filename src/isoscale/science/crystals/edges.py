@@ -53,15 +53,16 @@ class GraphSettings(NamedTuple):
             raise UserError(f"max_neighbors is {most!r}, but it is a number of neighbours, 1 or more, or null for all")
         return self._replace(cutoff=float(self.cutoff), limit=float(self.limit))
 
-    def as_numbers(self) -> list[float]:
-        """The same as numbers, to be kept beside weights."""
-        return [float(value or 0) for value in self]
+    def as_numbers(self) -> list[int]:
+        """The same as whole numbers, which no precision of training changes; distances in 1e-6 Å."""
+        cutoff, adaptive, most, limit, isolated, periodic = self
+        return [round(1e6 * cutoff), int(adaptive), most or 0, round(1e6 * limit), int(isolated), int(periodic)]
 
     @classmethod
-    def of_numbers(cls, numbers: Sequence[float]) -> "GraphSettings":
+    def of_numbers(cls, numbers: Sequence[int]) -> "GraphSettings":
         """What `as_numbers` has been made of."""
         cutoff, adaptive, most, limit, isolated, periodic = numbers
-        return cls(cutoff, bool(adaptive), int(most) or None, limit, bool(isolated), bool(periodic))
+        return cls(cutoff / 1e6, bool(adaptive), most or None, limit / 1e6, bool(isolated), bool(periodic))
 
 
 class Edges(NamedTuple):
@@ -138,8 +139,9 @@ def _neighbours(
     if not settings.adaptive_cutoff:
         raise UserError(
             f"{where()}: atom {lonely} (counted from 0) has no neighbour within {settings.cutoff:g} Å, and would learn "
-            "nothing of its surroundings; set adaptive_cutoff=true, which lets the cutoff grow, a larger cutoff, or "
-            "allow_isolated=true"
+            "nothing of its surroundings; take a larger cutoff, or allow it: "
+            f'"data.transforms=[{{class: periodic_edges, cutoff: {settings.cutoff:g}, allow_isolated: true}}]"; '
+            "adaptive_cutoff: true finds neighbours farther away, for networks that have no cutoff of their own"
         )
     has_others = len(positions) > 1 or bool(periodic.any())
     for step in range(1, 1 + math.ceil((settings.limit - settings.cutoff) / STEP) if has_others else 1):

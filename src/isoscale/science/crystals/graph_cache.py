@@ -84,10 +84,12 @@ def find_graphs(
     keys = [fingerprint(table, settings) for table in tables]
     wanted = dict(zip(keys, tables, strict=True))
     found = {key: _stored(_folder() / key, table, ranks, is_new=False) for key, table in wanted.items()}
-    lacking = ranks.all_gather([key for key, graphs in found.items() if graphs is None], "what graphs each rank has")
-    missing = {key: table for key, table in wanted.items() if any(key in each for each in lacking)}
+    lacking = {key: (_folder() / key).exists() for key, graphs in found.items() if graphs is None}
+    heard = ranks.all_gather(lacking, "what graphs each rank lacks")
+    missing = {key: table for key, table in wanted.items() if any(key in each for each in heard)}
+    damaged = frozenset(key for each in heard for key, is_there in each.items() if is_there)
     if missing:
-        found |= _make(missing, settings, ranks, say, found)
+        found |= _make(missing, settings, ranks, say, found, damaged)
     return [graphs for key in keys if (graphs := found[key]) is not None]
 
 
@@ -128,32 +130,38 @@ def _make(
     ranks: TaskRanks,
     say: Say,
     found: dict[str, Graphs | None],
+    damaged: frozenset[str],
 ) -> dict[str, Graphs]:
     """Edges that at least one rank lacks: in the cache where all ranks can, else by each for itself."""
     load_vesin()
     aside = begin(_folder(), ranks, "graphs")
     why = "it cannot be written, or not by all ranks"
     if aside is not None:
-        why = _written(tables, settings, ranks, aside) or "what was written there is not what all ranks read"
+        why = _written(tables, settings, ranks, aside, damaged) or "what was written there is not what all ranks read"
         made = {key: _stored(_folder() / key, table, ranks) for key, table in tables.items()}
-        if not any(ranks.all_gather([key for key, graphs in made.items() if graphs is None], "graphs as written")):
+        if not any(ranks.all_gather(None in made.values(), "graphs as written")):
             return {key: graphs for key, graphs in made.items() if graphs is not None}
     count = sum(map(len, tables.values()))
     say_first(ranks, say, f"graphs are not kept in {_folder()} ({why}): each rank makes those of {count:,} structures "
               f"for itself, in memory; set {CACHE_VARIABLE} to a folder that all share")  # fmt: skip
-    return {key: found[key] or in_memory(table, settings) for key, table in tables.items()}
+    kept = {key: None if key in damaged else found[key] for key in tables}
+    return {key: kept[key] or in_memory(table, settings) for key, table in tables.items()}
 
 
-def _written(tables: dict[str, StructureTable], settings: GraphSettings, ranks: TaskRanks, aside: Path) -> str | None:
+def _written(
+    tables: dict[str, StructureTable], settings: GraphSettings, ranks: TaskRanks, aside: Path, damaged: frozenset[str]
+) -> str | None:
     """Put the edges into the cache, or say why the disk did not take them."""
     try:
-        return _write(tables, settings, ranks, aside)
+        return _write(tables, settings, ranks, aside, damaged)
     finally:
         if ranks.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write(tables: dict[str, StructureTable], settings: GraphSettings, ranks: TaskRanks, aside: Path) -> str | None:
+def _write(
+    tables: dict[str, StructureTable], settings: GraphSettings, ranks: TaskRanks, aside: Path, damaged: frozenset[str]
+) -> str | None:
     """Find the edges in parts, lay files out, copy the parts into them and give them their names: by all ranks."""
     keys, listed = list(tables), list(tables.values())
     mine: list[tuple[int, Part]] = []
@@ -183,10 +191,9 @@ def _write(tables: dict[str, StructureTable], settings: GraphSettings, ranks: Ta
             _copy(aside / keys[number], part, parts[number])
 
     def give_names() -> None:
-        for key, table in tables.items():
+        for key in tables:
             place = _folder() / key
-            is_damaged = place.exists() and _stored(place, table, Single()) is None
-            publish(aside / key / "whole", place, is_damaged)
+            publish(aside / key / "whole", place, is_damaged=key in damaged and place.exists())
 
     is_first = ranks.rank == 0
     steps = ((lay_out, is_first), (copy, True), (give_names, is_first))

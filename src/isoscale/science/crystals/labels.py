@@ -117,7 +117,7 @@ class Labels:
     @cached_property
     def elements(self) -> list[int]:
         """The atomic numbers that occur."""
-        return [int(number) for number in np.unique(self.column("z"))]
+        return [int(number) for number in np.flatnonzero(np.bincount(self.column("z")))]
 
     def with_elements(self, numbers: Sequence[int]) -> list[int]:
         """The structures that hold any of some elements."""

@@ -34,8 +34,6 @@ class Unit(NamedTuple):
     """What an output of 1 stands for."""
     std: float
     """What an error is divided by in the loss."""
-    share: float
-    """Labelled structures, or atoms, per structure of the training data."""
 
 
 class Normalisation:
@@ -65,16 +63,16 @@ class Normalisation:
 
     def fit(self, training: Training) -> dict[str, Unit]:
         """The units of all targets by name, the same on all ranks; the first one looks at the data."""
-        found: dict[str, Any] | None = None
+        found: tuple[dict[str, Any], str] | None = None
         if training.ranks.rank == 0:
             table = Labels(training.source)
-            found = {name: unit._asdict() for name, unit in self._units(table).items()}
-            found["said"] = self._words(table, {name: Unit(**unit) for name, unit in found.items()})
+            units = self._units(table)
+            found = {name: (unit.mean.tolist(), *unit[1:]) for name, unit in units.items()}, self._words(table, units)
         found = training.ranks.all_gather(found, "the units of targets")[0]
         assert found is not None
-        for line in found.pop("said"):
-            training.say(line)
-        return {name: Unit(**unit) for name, unit in found.items()}
+        if found[1]:
+            training.say(found[1])
+        return {name: Unit(np.asarray(mean), *others) for name, (mean, *others) in found[0].items()}
 
     def _wants(self, key: str) -> bool:
         """Whether a number is to be fitted."""
@@ -85,10 +83,10 @@ class Normalisation:
         for target in sorted(self.targets, key=lambda each: each.kind != "energy"):
             mean = self._mean(target, table)
             scale = self._scale(target, table, mean, units.get("energy"))
-            units[target.name] = Unit(mean, scale, scale, table.share(target))
+            units[target.name] = Unit(mean, scale, scale)
         if "energy" not in units and "forces" in units:  # the network's energy is learned through its slopes alone
             scale = units["forces"].scale
-            units["energy"] = Unit(np.zeros(NUM_ELEMENTS), scale, scale, 0.0)
+            units["energy"] = Unit(np.zeros(NUM_ELEMENTS), scale, scale)
         return units
 
     def _scale(self, target: Learned, table: Labels, mean: NDArray[np.float64], energy: Unit | None) -> float:
@@ -129,17 +127,10 @@ class Normalisation:
             raise UserError(table.not_finite([target, *forces]))
         return found if found > SMALLEST else 1.0
 
-    def _words(self, table: Labels, units: Mapping[str, Unit]) -> list[str]:
-        """What was fitted, and which labels are missing in some structures."""
-        said = []
-        for target in self.targets:
-            lacking = len(table) - int(table.has(target.name).sum())
-            if lacking:
-                said.append(
-                    f"{target.name}: {lacking:,} of {len(table):,} training structures have none, and weigh 0 in it"
-                )
+    def _words(self, table: Labels, units: Mapping[str, Unit]) -> str:
+        """What was fitted, in one line."""
         fitted = [_in_words(target, units[target.name], self._wants, table) for target in self.targets]
-        return [*said, *([f"targets are learned as {', '.join(filter(None, fitted))}"] if any(fitted) else [])]
+        return f"targets are learned as {', '.join(filter(None, fitted))}" if any(fitted) else ""
 
 
 def _in_words(target: Learned, unit: Unit, wants: Callable[[str], bool], table: Labels) -> str:

@@ -69,8 +69,11 @@ class Groups:
 
     def __init__(self, labels: Labels) -> None:
         """Systems are those that the source names."""
-        names = list(names_of(labels.source))
-        self.systems = list(dict.fromkeys(names)) if len(set(names)) <= MOST_SYSTEMS else []
+        names = names_of(labels.source)
+        systems = list(dict.fromkeys(names))
+        self.systems = systems if len(systems) <= MOST_SYSTEMS else []
+        self.left_out = len(systems) - len(self.systems)
+        """Systems, where there are too many to list."""
         numbers = {name: number for number, name in enumerate(self.systems)}
         self._system_of = torch.tensor([numbers[name] for name in names] if self.systems else [], dtype=torch.int64)
         self.count = 1 + NUM_ELEMENTS + NUM_SIZES + len(self.systems)
@@ -133,6 +136,8 @@ class _Looked:
         known = [each for each in _known() if each.name not in own] if own & KNOWN.keys() else []
         self._targets = [target for target in (*targets, *known) if target.name in labels]
         self._groups = Groups(labels)
+        if self._groups.left_out and dataset.occasion.is_full:
+            dataset.note(f"errors by system are left out: there are {self._groups.left_out:,} systems")
         self._counts = {target.name: Counts(dataset.device) for target in self._targets if _around_zero(target)}
         sums: dict[int, list[Tensor]] = {}
         for seen in dataset.look():

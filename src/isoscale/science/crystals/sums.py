@@ -91,11 +91,11 @@ def _plain_total(values: Tensor, side: Side) -> Tensor:
 def _add(values: Tensor, side: Side, weights: Tensor | None = None) -> Tensor:
     """The sum itself, of values (E, …), each times its weight (E,), which are in the order of `side.order`."""
     num_rows = len(side.offsets) - 1
-    if not values.numel():
-        return values.new_zeros(num_rows, *values.shape[1:])
     flat = (values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)).contiguous()
     if flat.dtype not in (torch.float32, torch.float64):  # half precision adds up in float32
         return _add(values.float(), side, None if weights is None else weights.float()).to(values.dtype)
+    if not flat.numel():
+        return values.new_zeros(num_rows, *values.shape[1:])
     found = _bag(flat, side.order, side.offsets, False, _SUM, False, weights, True)[0]
     return found.view(num_rows, *values.shape[1:])
 

@@ -68,10 +68,8 @@ class Crystal(Task):
         self.std: Tensor
         self.register_buffer("std", torch.ones(len(self.targets), dtype=torch.float64))
         self.share: Tensor
-        self.register_buffer("share", torch.zeros(len(self.targets), dtype=torch.float64))
-        self.edge_settings: Tensor
-        numbers = GraphSettings(self.model.cutoff).as_numbers()
-        self.register_buffer("edge_settings", torch.tensor(numbers, dtype=torch.float64))
+        # of the data that is learned now, and not of that behind given weights: found at every start
+        self.register_buffer("share", torch.zeros(len(self.targets), dtype=torch.float64), persistent=False)
 
     @property
     def units(self) -> Mapping[str, str]:  # type: ignore[override]
@@ -114,32 +112,35 @@ class Crystal(Task):
             raise UserError(_unknown_elements(unknown, labels, split))
 
     def fit_statistics(self, training: Training) -> None:
-        """Units of the targets that are easy to learn, and how many labels a structure has."""
+        """Units of the targets that are easy to learn."""
         units = self._normalisation.fit(training)
         for place, target in enumerate(self.targets):
             self.std[place] = units[target.name].std
-            self.share[place] = units[target.name].share
         for name, unit in units.items():
             if name in self.model.heads:
                 self.model.set_units(name, unit.mean, unit.scale)
 
     def prepare_training(self, source: Source, transforms: Sequence[Any]) -> None:
-        """Remember which elements are learned, besides those that given weights know, and of what edges."""
+        """Count labels; remember which elements are learned, besides those that given weights know, and what edges."""
+        labels = Labels(source)
+        for place, target in enumerate(self.targets):
+            self.share[place] = labels.share(target)
         self.model.set_elements(self._trained_on)
         settings = graph_of_source(source)
         if settings is not None:
-            self.edge_settings.copy_(torch.tensor(settings.as_numbers()))
+            self.model.set_edges(settings)
 
-    @property
-    def edges(self) -> GraphSettings:
-        """Those that the model is trained with, and wants to be used with."""
-        return GraphSettings.of_numbers(self.edge_settings.tolist())
+    def described(self) -> dict[str, str]:
+        """What files of weights say of the model."""
+        from isoscale.science.crystals.deploy import described
+
+        return described(self.model)
 
     def deployed(self) -> nn.Module:
         """For use elsewhere: any structures with a list of their edges, in plain torch operations."""
         from isoscale.science.crystals.deploy import Deployed
 
-        return Deployed(self.model, self.edges)
+        return Deployed(self.model)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
         """The terms of the loss, one for each target."""
@@ -348,9 +349,9 @@ def _check_target(target: Learned, labels: Labels, split: str) -> None:
 def _without_target(target: Learned, labels: Labels, split: str) -> str:
     there = [name for name in labels.names if name in labels]
     close = nearest(target.name, there)
-    hint = f'did you mean "{close}"?' if close else f"there are {', '.join(there) or 'no targets at all'}"
+    hint = f'did you mean "{close}"?' if close else f"there are {', '.join(there) or 'no targets at all'}."
     return (
-        f"no structure of the {split} data has {target.name}, which is to be learned; {hint}; or leave it out of "
+        f"no structure of the {split} data has {target.name}, which is to be learned; {hint} Or leave it out of "
         "task.targets"
     )
 

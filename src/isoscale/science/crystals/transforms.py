@@ -40,26 +40,17 @@ class StructureSource(RaggedSource):
         graph: GraphSettings | None = None,
         partial: frozenset[str] = frozenset(),
         on_disk: bool = False,
-        more_rows: Mapping[str, Any] | None = None,
-        more_atoms: Mapping[str, Any] | None = None,
     ) -> None:
-        """Structures, with `edges` if there are any; `more_rows` and `more_atoms` are columns beside the table's.
+        """Structures, with `edges` if there are any.
 
         `partial` names targets for which `has_NAME` is wanted though all structures of this table have them.
         """
-        rows: dict[str, Any] = {"cell": table.cells}
-        atoms: dict[str, Any] = {"z": table.numbers, "pos": table.positions}
-        for name, target in table.targets.items():
-            if name in RESERVED or name.startswith("has_"):
-                raise UserError(f"a target cannot be called {name!r}, which batches use for something else: rename it")
-            (rows if target.per == "structure" else atoms)[name] = target.values
-            if name in partial or not target.has.all():
-                rows[f"has_{name}"] = target.has.astype(np.uint8)
-        levels = {"atoms": Level(table.counts, {**atoms, **(more_atoms or {})})}
+        rows, atoms = columns_of(table, partial)
+        levels = {"atoms": Level(table.counts, atoms)}
         numbers = {}
         if edges is not None:
             levels["edges"], numbers = edges, NUMBERS
-        super().__init__({**rows, **(more_rows or {})}, levels, numbers, {"atoms": "batch"}, table.places, on_disk)
+        super().__init__(rows, levels, numbers, {"atoms": "batch"}, table.places, on_disk)
         self.table = table
         """The structures themselves."""
         self.graph = graph
@@ -69,6 +60,19 @@ class StructureSource(RaggedSource):
     def names(self) -> Sequence[str]:
         """What each structure belongs to; empty where nothing says so."""
         return self.table.names
+
+
+def columns_of(table: StructureTable, partial: frozenset[str] = frozenset()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a batch has of each structure, and of each atom."""
+    rows: dict[str, Any] = {"cell": table.cells}
+    atoms: dict[str, Any] = {"z": table.numbers, "pos": table.positions}
+    for name, target in table.targets.items():
+        if name in RESERVED or name.startswith("has_"):
+            raise UserError(f"a target cannot be called {name!r}, which batches use for something else: rename it")
+        (rows if target.per == "structure" else atoms)[name] = target.values
+        if name in partial or not target.has.all():
+            rows[f"has_{name}"] = target.has.astype(np.uint8)
+    return rows, atoms
 
 
 class StructureSources(Sources):

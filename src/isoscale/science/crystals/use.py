@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from isoscale.errors import UserError
 from isoscale.science.atoms.use import Script
-from isoscale.science.crystals.deploy import KIND
+from isoscale.science.crystals.deploy import KIND, NO_ELEMENTS
 from isoscale.science.crystals.edges import GraphSettings
 from isoscale.science.crystals.model import CrystalModel
 
@@ -24,7 +24,7 @@ def make_calculator(found: Any, device: torch.device, skin: float) -> "CrystalCa
     if usable is None:
         return None
     if not usable.elements:
-        raise UserError("the model does not know any element yet: train it, or name them by model.set_elements")
+        raise UserError(NO_ELEMENTS)
     return CrystalCalculator(usable, device, skin)
 
 
@@ -40,17 +40,16 @@ def _usable(found: Any) -> "Usable | None":
     model = found if isinstance(found, CrystalModel) else getattr(found, "model", None)
     if not isinstance(model, CrystalModel):
         return None
-    edges = getattr(found, "edges", None) or GraphSettings(model.cutoff)
-    return Usable(Direct(model.eval(), edges), edges, model.elements, dict(model.outputs))
+    return Usable(Direct(model.eval()), model.edges, model.elements, dict(model.outputs))
 
 
 class Direct(nn.Module):
     """A model that is called as one in a file is, see `deploy.py`."""
 
-    def __init__(self, model: CrystalModel, edges: GraphSettings) -> None:
-        """`edges` are those that it was trained with."""
+    def __init__(self, model: CrystalModel) -> None:
+        """Of any precision."""
         super().__init__()
-        self.model = model
+        self.model, edges = model, model.edges
         self._cutoff = edges.cutoff
         self._is_plain = edges.max_neighbors is None and not edges.adaptive_cutoff
 
