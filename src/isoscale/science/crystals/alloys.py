@@ -112,7 +112,9 @@ def make(making: Making, report: Callable[[int], None] = lambda done: None) -> d
         "forces": np.concatenate([atoms.get_forces() for atoms in found]),
         "stress": np.stack([atoms.get_stress(voigt=False) for atoms in found]),
         "bulk_modulus": np.array([atoms.info["bulk_modulus"] for atoms in found]),
-        "name": np.array([atoms.get_chemical_formula("hill", empirical=True) for atoms in found]),
+        "energy_unit": np.array("eV"),
+        "forces_unit": np.array("eV/Å"),
+        "stress_unit": np.array("eV/Å^3"),
     }
 
 
