@@ -282,7 +282,7 @@ class WeightAt(Config):
     """The weight."""
 
 
-class _Span(Config):
+class WeightSpan(Config):
     """When a weight moves."""
 
     every: Literal["step", "epoch"] = "step"
@@ -293,15 +293,20 @@ class _Span(Config):
     """When it has arrived: the last step (or epoch) before this moment has the last value, and so has all that follows.
     1.0 is the end of the training."""
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether the weight changes in the course of a training."""
+        return getattr(self, "name", "") != "constant"
+
     @model_validator(mode="after")
-    def _is_a_span(self) -> "_Span":
+    def _is_a_span(self) -> "WeightSpan":
         begin, end = Moment.parse(self.from_), Moment.parse(self.until)
         if begin.unit == end.unit and begin.count >= end.count:
             raise ValueError(f"from is {self.from_} and until is {self.until}: a weight moves from one to a later one")
         return self
 
 
-class LossWeight(_Span):
+class LossWeight(WeightSpan):
     """The weight of one named loss term, which moves over the training: a pure function of the step."""
 
     name: Literal["constant", "linear", "cosine", "sigmoid", "step"] = "linear"
@@ -375,7 +380,7 @@ class LossWeight(_Span):
         return None
 
 
-class LossWeightClass(_Span, OpenConfig):
+class LossWeightClass(WeightSpan, OpenConfig):
     """The weight of one named loss term by class path: a function of the step. Further keys are its arguments."""
 
     class_: Annotated[str, Field(alias="class")]

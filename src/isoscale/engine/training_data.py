@@ -16,12 +16,7 @@ def adapted(
     task: Any, data: Any, transforms: Sequence[Any] = (), ranks: Ranks = ALONE,
     say: Callable[[str], None] = lambda text: None,
 ) -> Any:  # fmt: skip
-    """The data as the task reads it, after the transforms that prepare data (`adapt`), in their order.
-
-    What the data has to remark is said first.
-    """
-    for remark in getattr(data, "remarks", ()):
-        say(remark)
+    """The data as the task reads it, after the transforms that prepare data (`adapt`), in their order."""
     for prepare in (*prepares(transforms), task):
         adapt = getattr(prepare, "adapt", None)
         data = data if adapt is None else adapt(data, ranks, say)

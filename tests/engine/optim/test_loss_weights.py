@@ -325,6 +325,19 @@ def test_a_term_that_weighs_0_may_be_infinite(keys: dict[str, Any], tmp_path: Pa
         fit(tmp_path / "bad", Terms(broken=True), **keys)
 
 
+@pytest.mark.parametrize(("weight", "is_said"), [(KINDS["linear"], True), (KINDS["own"], True), (2.0, False)])
+def test_a_loss_that_cannot_be_compared_decides_about_checkpoints_with_a_warning(
+    weight: Any, is_said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"train__loss_weights": {"far": weight}, "train__epochs": 1, "observe__level": "info"}
+    fit(tmp_path / "run", **keys)
+    words = "checkpoint.monitor is val/loss, whose weights move (train.loss_weights.far)"
+    said = " ".join(capsys.readouterr().out.split())
+    assert (words in said) == is_said
+    fit(tmp_path / "far", **keys, checkpoint__monitor="val/far")
+    assert words not in " ".join(capsys.readouterr().out.split())
+
+
 def test_not_every_term_may_weigh_0(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="gives every term of the loss the weight 0"):
         fit(tmp_path, train__loss_weights={"near": 0, "far": 0})

@@ -10,7 +10,7 @@ from isoscale.errors import UserError
 from isoscale.science.atoms.cache import Single
 from isoscale.science.crystals import pyg
 from isoscale.science.crystals.edges import GraphSettings
-from isoscale.science.crystals.pyg import from_pyg, to_pyg, to_pyg_batch
+from isoscale.science.crystals.pyg import PyGGraphs, from_pyg, to_pyg, to_pyg_batch
 from isoscale.science.crystals.reading.table import StructureTable
 from isoscale.science.crystals.transforms import PeriodicEdges, StructureSource, graph_of, settings_of
 from tests.science.crystals.made_tables import structure, table
@@ -127,6 +127,24 @@ def test_attributes_of_edges_stay_with_their_edges():
     batch = whole(from_pyg([one, one]))
     inside = batch["edge_source"] % 5 * 10 + batch["edge_target"] % 5
     assert torch.equal(batch["edge_attr"][:, 0], inside.float())
+
+
+def test_bonds_can_be_left_out_for_edges_within_a_cutoff():
+    listed = [molecule(4, k, edge_attr=torch.ones(12, 4)) for k in range(3)]
+    source = from_pyg(listed, names={"y": "energy"}, edges=False)
+    assert isinstance(source, StructureSource) and "edges" not in source.levels
+    assert set(source.table.targets) == {"energy", "force"}
+
+
+def test_a_dataset_is_split_and_each_graph_is_in_one_split():
+    listed = [molecule(4 + k % 3, k) for k in range(10)]
+    made = PyGGraphs(listed, names={"y": "energy"}, split={"train": 7, "val": 2, "test": 1})
+    found = [whole(split)["energy"].tolist() for split in (made.train, made.val, made.test)]
+    assert [len(each) for each in found] == [7, 2, 1]
+    assert sorted(value for each in found for value in each) == list(range(10))
+    again = PyGGraphs(listed, names={"y": "energy"}, split={"train": 7, "val": 2, "test": 1})
+    assert whole(again.val)["energy"].tolist() == found[1]
+    assert made.predict is made.test and "edges" in made.train.levels
 
 
 @pytest.mark.parametrize(("name", "sign"), [("edge_shift", 1), ("cell_offsets", 1), ("unit_shifts", -1)])

@@ -27,7 +27,7 @@ from isoscale.engine.step.ddp import Overlap, missing_gradients_in_words
 from isoscale.engine.step.nan_guard import NanGuard
 from isoscale.engine.step.untrained import optimised
 from isoscale.engine.target_units import TargetUnits
-from isoscale.errors import UserError
+from isoscale.errors import UserError, nearest
 from isoscale.parallel.collectives import Ranks
 from isoscale.parallel.reduction import Reducer
 
@@ -117,7 +117,9 @@ class Samples(int):
 def check_weights(terms: Terms, weights: Mapping[str, Tensor]) -> None:
     """Refuse weights of terms that the loss does not have."""
     for name in weights.keys() - terms.keys() if weights else ():
-        raise UserError(f"train.loss_weights names {name!r}, but the terms of the loss are {', '.join(terms)}")
+        meant = nearest(name, terms)
+        hint = f"; did you mean {meant!r}?" if meant else ""
+        raise UserError(f"train.loss_weights names {name!r}, but the terms of the loss are {', '.join(terms)}{hint}")
 
 
 class Found(NamedTuple):

@@ -86,7 +86,7 @@ def write(path: Path, making: Making, report: Callable[[int], None] = lambda don
     with writing_into(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            np.savez(aside, **make(making, report))
+            np.savez(aside, allow_pickle=False, **make(making, report))
             aside.rename(path)
         finally:
             aside.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isoscale.data.ragged import Level, RaggedSource
+from isoscale.data.sources import SPLITS, Sources, TensorSource, split_source
 from isoscale.errors import UserError
 from isoscale.science.crystals.reading.table import StructureTable, Target
 from isoscale.science.crystals.transforms import NUMBERS, StructureSource, columns_of
@@ -56,26 +57,57 @@ def to_pyg_batch(batch: Mapping[str, Tensor], y: str = "energy") -> Any:
     return load_pyg().Batch.from_data_list(_data_of(batch, y))
 
 
-def from_pyg(graphs: Any, names: Mapping[str, str] | None = None) -> RaggedSource:
+class PyGGraphs(Sources):
+    """A dataset of PyTorch Geometric, split at random into train, val and test."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        names: dict[str, str] | None = None,
+        edges: bool = True,
+        split: dict[str, float | int] | None = None,
+        split_seed: int = 0,
+    ) -> None:
+        """A PyG dataset or list of Data; `names` renames attributes, such as {y: energy}.
+
+        Without `edges`, those of the dataset (bonds, say) are left out, and found anew within a cutoff.
+        """
+        listed = _listed(dataset)
+        places = TensorSource(torch.arange(len(listed)))
+        parts = split_source(places, split or {"train": 0.8, "val": 0.1, "test": 0.1}, split_seed)
+        chosen = {name: getattr(parts, name) for name in SPLITS}
+        super().__init__(
+            **{
+                name: from_pyg([listed[index] for index in part.indices.tolist()], names, edges)
+                for name, part in chosen.items()
+                if part is not None
+            }
+        )
+        self.predict = self.test
+
+
+def from_pyg(graphs: Any, names: Mapping[str, str] | None = None, edges: bool = True) -> RaggedSource:
     """A PyG dataset, list of `Data` or `Batch` as a source of samples; `names` renames attributes: {"y": "energy"}.
 
-    Graphs with z and pos are structures: edges are kept, sorted as ours are; without any, transforms such as
-    `periodic_edges` find them. A cell means that a structure is periodic along its vectors that are not 0, unless pbc
-    says otherwise. Attributes with a row per atom or per edge are kept so; all others belong to the graph. What is not
-    of numbers is left out.
+    Graphs with z and pos are structures: edges are kept, sorted as ours are; without any, or without `edges`,
+    transforms such as `periodic_edges` find them. A cell means that a structure is periodic along its vectors that are
+    not 0, unless pbc says otherwise. Attributes with a row per atom or per edge are kept so; all others belong to the
+    graph. What is not of numbers is left out.
     """
     listed = _listed(graphs)
     columns = [_renamed(data, names or {}, place) for place, data in enumerate(listed)]
+    if not edges:
+        columns = [{name: each[name] for name in each if not _is_of_edges(name)} for each in columns]
     sizes = _Sizes(listed, columns)
     levels = {name: sizes.level_of(name, columns) for name in dict.fromkeys(name for each in columns for name in each)}
     if names:
         lost = sorted(set(names.values()) - set(levels))
         if lost:
             raise UserError(f"names gives {', '.join(lost)}, but no graph has what it stands for: {dict(names)}")
-    edges = _edges(columns, sizes, levels) if sizes.edges is not None else None
+    found = _edges(columns, sizes, levels) if sizes.edges is not None else None
     if {"z", "pos"} <= set(levels):
-        return _structures(columns, sizes, levels, edges)
-    return _graphs(columns, sizes, levels, edges)
+        return _structures(columns, sizes, levels, found)
+    return _graphs(columns, sizes, levels, found)
 
 
 def load_pyg() -> Any:
@@ -192,10 +224,14 @@ class _Sizes:
         has = np.array([name in each for each in columns])
         if name in OF_ATOMS or (not (self.atoms == 1).all() and np.array_equal(lengths, self.atoms[has])):
             return "atoms"
-        is_known = name.startswith("edge_") or name in NOT_KEPT
-        if self.edges is not None and np.array_equal(lengths, self.edges[has]) and (is_known or (lengths > 1).any()):
-            return "edges"
+        if self.edges is not None and np.array_equal(lengths, self.edges[has]):
+            return "edges" if _is_of_edges(name) or (lengths > 1).any() else "graph"
         return "graph"
+
+
+def _is_of_edges(name: str) -> bool:
+    """Whether an attribute is of edges by its name."""
+    return name.startswith("edge_") or name in NOT_KEPT - {"batch", "ptr"}
 
 
 def _num_atoms(data: Any, columns: Mapping[str, NDArray[Any]]) -> int:
