@@ -1,5 +1,6 @@
 """What a scientist gets out of a trained network: tables, pictures and files, against plain loops."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from isoscale.observe.figures import Matrix, Parity
 from isoscale.runs.inference import Measured, measure
 from isoscale.science.crystals import Structures
 from isoscale.science.crystals.targets import GPA
-from tests.helpers import cli, train
+from tests.helpers import cli, sha, timeless, train
 
 SYMBOLS = {3: "Li", 15: "P", 16: "S"}
 COUNTS = (2, 1, 7, 2, 9, 4, 3)
@@ -266,3 +267,17 @@ class TestFiles:
 def test_references_of_elements_are_kept_with_the_weights(run: isoscale.Run) -> None:
     known = run.model().heads["energy"].mean[torch.tensor(list(SYMBOLS))]
     assert torch.all(known < -2) and torch.all(known > -4)
+
+
+@pytest.mark.full
+def test_two_ranks_learn_every_kind_of_target_to_the_bit(tmp_path: Path) -> None:
+    """Though labels are missing in some structures, so that shards have other numbers of them."""
+    files = {"train": write(tmp_path / "train.xyz", structures(1, COUNTS * 4)), "val": tmp_path / "val.xyz"}
+    write(files["val"], structures(2))
+    data = {**RECIPE["data"], **{split: str(path) for split, path in files.items()}, "batch_size": 8}
+    recipe = {**RECIPE, "data": data, "parallel": {"reduce": "tree"}, "train": {"steps": 4, "epochs": None}}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    for name, words in (("one", []), ("two", ["--devices", "2"])):
+        cli("train", "recipe.json", "--run", name, *words, cwd=tmp_path).check_returncode()
+    assert sha(tmp_path / "one") == sha(tmp_path / "two")
+    assert timeless(tmp_path / "one") == timeless(tmp_path / "two")

@@ -116,7 +116,7 @@ def predict(
     data: DATA = None,
     devices: Annotated[
         int | None,
-        typer.Option("--devices", min=1, metavar="N", help="Predict whole boxes with N processes on this machine."),
+        typer.Option("--devices", min=1, metavar="N", help="Predict boxes or crystals with N processes here."),
     ] = None,
     trust: Trust = False,
 ) -> None:

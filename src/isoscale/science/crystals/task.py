@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from isoscale.data.sources import Source, locate
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Store
-from isoscale.engine.metrics.losses import check_labels
-from isoscale.engine.task import Task, TaskRanks, Training, WeightedSum
+from isoscale.engine.task import Task, TaskRanks, Training, WeightedSum, check_labels
 from isoscale.errors import UserError, nearest
 from isoscale.science.atoms.cache import say_first
 from isoscale.science.crystals import results
@@ -54,8 +53,8 @@ class Crystal(Task):
         A target is a name, or a name with options: `{energy: {per_atom: sqrt}, forces: {loss: huber, delta: 0.1},
         band_gap: {of: structure}, charges: {of: atom}, crystal_system: {classes: 7}}`. `loss` and `delta`, where a
         Huber loss becomes linear, are for targets that have none of their own; `train.loss_weights` weighs them.
-        `normalise` is auto, none, or numbers: `{energy_mean: -3.7, energy_std: 0.5}`. Elements that the training data
-        does not have are refused in other data, unless they are allowed.
+        `normalise` is auto, none, or numbers: `{energy_mean: -3.7, energy_std: 0.5}`, of energies per atom. Elements
+        that the training data does not have are refused in other data, unless they are allowed.
         """
         super().__init__()
         self.targets = learned(targets, loss, delta)
