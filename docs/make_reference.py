@@ -79,8 +79,7 @@ def reference() -> str:
         first, *others = sections_in(field) or [""]
         parts += section(name, sections[first], sections) if first else []
         for other in others:  # it names its inner sections as the first does
-            parts += [f"### {name} by class\n", sections[other]["description"] + "\n"]
-            parts.append(table(sections[other]["properties"], f"{name}."))
+            parts += by_class(name, sections[other])
     return "\n".join(parts)
 
 
@@ -93,9 +92,16 @@ def section(path: str, found: dict[str, Any], sections: dict[str, Any]) -> list[
     """A heading, what the section is for, its keys, and the sections inside it."""
     parts = [f"## {path}\n", found.get("description", "") + "\n", table(found["properties"], f"{path}.")]
     for name, field in found["properties"].items():
-        for inner in refs(field):
-            parts += section(f"{path}.{name}", sections[inner], sections)
+        first, *others = refs(field) or [""]
+        parts += section(f"{path}.{name}", sections[first], sections) if first else []
+        for other in others:
+            parts += by_class(f"{path}.{name}", sections[other])
     return parts
+
+
+def by_class(path: str, found: dict[str, Any]) -> list[str]:
+    """The keys of a section in its other form."""
+    return [f"### {path} by class\n", found["description"] + "\n", table(found["properties"], f"{path}.")]
 
 
 def table(fields: dict[str, Any], prefix: str) -> str:
@@ -134,13 +140,16 @@ def text(field: dict[str, Any]) -> str:
 
 def refs(field: dict[str, Any]) -> list[str]:
     """The sections that a key may hold."""
-    inside = [field, *field.get("anyOf", []), *_values(field), *(v for o in field.get("anyOf", []) for v in _values(o))]
-    return sorted({last_name(part["$ref"]) for part in inside if "$ref" in part})
+    return sorted({last_name(part["$ref"]) for part in _inside(field) if "$ref" in part})
 
 
-def _values(field: dict[str, Any]) -> list[dict[str, Any]]:
-    extra = field.get("additionalProperties") or field.get("items")
-    return [extra, *extra.get("anyOf", [])] if isinstance(extra, dict) else []
+def _inside(field: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A key, what it may be instead, and what the list or mapping that it may be holds."""
+    yield field
+    values = field.get("additionalProperties") or field.get("items")
+    options = [*field.get("anyOf", []), *field.get("oneOf", []), *([values] if isinstance(values, dict) else [])]
+    for option in options:
+        yield from _inside(option)
 
 
 def last_name(path: str) -> str:

@@ -30,7 +30,7 @@ BELOW = {
 }  # fmt: skip
 """For each room, the rooms or single modules that it may import besides itself and the leaves."""
 
-USES_RUNS = ("isoscale.science.potentials.use",)
+USES_RUNS = ("isoscale.science.atoms.use",)
 """Modules of a science that take a finished run by its path, as commands do: no training needs them."""
 
 
@@ -226,7 +226,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, file: str, line: str, targ
             "science/images.py",
             "from isoscale.engine.metrics import weighted_sum\nfrom isoscale.engine import task",
         ),
-        ("science/potentials/use.py", "def late():\n    from isoscale.runs import run"),
+        ("science/atoms/use.py", "def late():\n    from isoscale.runs import run"),
     ],
 )
 def test_an_import_that_points_the_right_way_passes(tmp_path: Path, file: str, line: str):

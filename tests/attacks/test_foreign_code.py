@@ -20,7 +20,7 @@ from isoscale.errors import UserError
 from isoscale.recipe.load import load_recipe
 from isoscale.recipe.trust import is_harmless
 from isoscale.runs.export import load_task
-from isoscale.science.potentials.use import calculator
+from isoscale.science.atoms.use import calculator
 from isoscale.study.scale.study import Question, begin
 from isoscale.study.sweep.plan import plan
 from tests.helpers import command, first_of, train

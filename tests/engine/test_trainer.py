@@ -511,7 +511,7 @@ class TestLossWeights:
         assert ends[1]["train/size"] < ends[0]["train/size"] and ends[1]["train/fit"] > ends[0]["train/fit"]
 
     def test_a_weight_without_a_term_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="names 'fti', but the terms of the loss are fit, size"):
+        with pytest.raises(UserError, match="names 'fti', but the terms of the loss are fit, size; did you mean 'fit'"):
             fit(tmp_path / "run", Terms(), train__loss_weights={"fti": 2.0})
 
     def test_a_weight_that_follows_a_rate_which_nobody_trains_with_is_refused(self, tmp_path: Path) -> None:

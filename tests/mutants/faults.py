@@ -97,7 +97,7 @@ FAULTS = [
     Fault(
         "potentials",
         "a list of neighbours serves until an atom has moved the whole skin",
-        "science/potentials/ase_calculator.py",
+        "science/atoms/neighbour_lists.py",
         "max(initial=0.0) <= (self._skin / 2) ** 2)",
         "max(initial=0.0) <= self._skin**2)",
     ),

@@ -70,7 +70,7 @@ def test_all_that_a_science_names_is_there(domain):
     assert sorted(getattr(package, "__all__", domain.homes)) == sorted(domain.homes)
     assert all(getattr(package, name) is domain.find(name) for name in domain.homes)
     assert set(domain.short_names.values()) <= set(domain.homes) >= set(domain.public)
-    paths = [*domain.generators.values(), *([domain.downloads] if domain.downloads else [])]
+    paths = [*domain.generators.values(), *(path for path in (domain.downloads, domain.calculator) if path)]
     for importer in domain.importers:
         paths += [path for path in (importer.translate, importer.aliases, importer.opens) if path]
     for describer in domain.describers:

@@ -30,6 +30,8 @@ class Request(NamedTuple):
 
     samples: Tensor
     epochs: Tensor
+    step: int = 0
+    """That they are read for."""
 
 
 IsWanted = Callable[[int], bool]

@@ -12,6 +12,7 @@ from isoscale.engine.lightning.configured import Configured
 from isoscale.engine.lightning.trainer_view import TrainerView
 from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.optim.ema import EMA
+from isoscale.engine.optim.loss_weights import WeightCurve
 from isoscale.engine.optim.schedules import LearningRate
 from isoscale.engine.precision import Precision
 from isoscale.engine.splits import Split
@@ -36,6 +37,8 @@ class Assembly:
     random: StepRandom
     registry: Registry
     rate: LearningRate
+    weights: Mapping[str, WeightCurve]
+    """Of named loss terms."""
     train: Split
     train_context: StepContext
     ema: EMA | None
@@ -76,3 +79,5 @@ class Built:
     """A reducer for values of another dtype."""
     undo: ExitStack
     """Stops reading ahead, and leaves the task as it was."""
+    preparing: Sequence[Any] = ()
+    """Transforms that are done once, to all data."""

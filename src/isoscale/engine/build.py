@@ -31,6 +31,7 @@ from isoscale.engine.metrics.accumulators import Recorder
 from isoscale.engine.metrics.torchmetrics import MetricStates
 from isoscale.engine.optim.ema import EMA
 from isoscale.engine.optim.late_compiler import put_off_compiler
+from isoscale.engine.optim.loss_weights import Length, make_weights
 from isoscale.engine.optim.optimizers import OptimizerState, make_optimizers, path_for
 from isoscale.engine.optim.own_update import OwnUpdate
 from isoscale.engine.optim.schedules import make_rate
@@ -45,7 +46,7 @@ from isoscale.engine.step.context import StepContext, step_method
 from isoscale.engine.step.kernels import KernelChoice
 from isoscale.engine.step.step import Forward
 from isoscale.engine.threads import settle_threads
-from isoscale.engine.training_data import TrainingData, adapted
+from isoscale.engine.training_data import TrainingData, adapted, in_step, prepares
 from isoscale.engine.transforms import fit
 from isoscale.errors import UserError
 from isoscale.observe.observers import Observers
@@ -91,7 +92,8 @@ def build(
     num_shards = _num_shards(settings.parallel, ranks)
     place(task, found, precision, settings.parallel.reduce == "tree", observers.note)
     with ExitStack() as undo:
-        adapted_data = adapted(task, data, ranks, observers.note)
+        adapted_data = adapted(task, data, transforms, ranks, observers.note)
+        preparing, transforms = prepares(transforms), in_step(transforms)
         splits = SplitMaker(adapted_data, settings, found, ranks, num_shards, decided.first_world, observers.note, task)
         why = check_transforms(splits.hooks_on_host, transforms, found.device)
         if why is not None:
@@ -136,7 +138,9 @@ def build(
             undo.callback(synchronise(task, ranks))
             _check_share(task, train, decided, ranks)
         settle_threads(decided, parts, ranks)
-        return Built(parts, train, val, splits.has_test, plan, progress, num_shards, new_reducer, undo.pop_all())
+        return Built(
+            parts, train, val, splits.has_test, plan, progress, num_shards, new_reducer, undo.pop_all(), preparing
+        )
 
 
 def _num_shards(section: Parallel, ranks: Ranks) -> int:
@@ -206,6 +210,8 @@ def assemble(
     rate = make_rate(
         settings.schedule, settings.optimizer.lr, _asked_batch(train, settings), num_steps, settings.own_schedule
     )
+    length = Length(num_steps, train.plan.steps_per_epoch)
+    weights = make_weights(settings.train.loss_weights, settings.own_weights, rate, length, say)
     context = StepContext("train", task, Recorder(found.device), train.loaded)
     context.enter()
     lightning.attach(task, view, train.loaded, chosen(settings.callbacks, task, say))
@@ -249,8 +255,8 @@ def assemble(
         registry.register("callbacks", callbacks)
     forward = Forward(task, context, transforms, precision)
     assembly = Assembly(
-        task, found, precision, random, registry, rate, train, context, average, optimizers, configured, transforms,
-        extra, reseeder(settings.seed, found), undo, kernels, view,
+        task, found, precision, random, registry, rate, weights, train, context, average, optimizers, configured,
+        transforms, extra, reseeder(settings.seed, found), undo, kernels, view,
     )  # fmt: skip
     assembly.program = ProgramMaker(
         assembly, forward, optimizers, settings, decided, num_steps, view, say, reducer, own_update

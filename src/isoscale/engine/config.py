@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -211,7 +212,8 @@ class ScheduleClass(OpenConfig):
 
 
 def _how_named(value: Any) -> str:
-    has_class = "class" in value if isinstance(value, dict) else isinstance(value, OptimizerClass | ScheduleClass)
+    classes = OptimizerClass | ScheduleClass | LossWeightClass
+    has_class = "class" in value if isinstance(value, dict) else isinstance(value, classes)
     return "by class" if has_class else "by name"
 
 
@@ -236,15 +238,159 @@ class EarlyStopping(Config):
     """Smallest change that counts as an improvement."""
 
 
-class LossWeight(Config):
-    """The weight of one named loss term, which moves over the training."""
+_MOMENT = re.compile(r"(\d+)\s*steps?|(\d+(?:\.\d+)?)\s*epochs?")
 
-    start: float
-    """Weight at the first step; where it follows the learning rate, at its highest rate."""
-    end: float
-    """Weight at the last step; where it follows the learning rate, at a rate of 0."""
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a training: so many steps or epochs after its beginning, or a fraction of its length."""
+
+    count: float
+    unit: Literal["step", "epoch", "training"]
+
+    @classmethod
+    def parse(cls, value: int | float | str) -> "Moment":
+        """Read 500, 0.5, "500 steps" or "2 epochs"; raises ValueError with the accepted forms."""
+        if isinstance(value, int) and value >= 0:
+            return cls(value, "step")
+        if isinstance(value, float) and 0 <= value <= 1:
+            return cls(value, "training")
+        match = _MOMENT.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(
+                f"{value!r} is no moment of a training: write a number of steps (500), a fraction of the training "
+                '(0.0 to 1.0, with a point), "500 steps" or "2 epochs"'
+            )
+        return cls(int(match[1]), "step") if match[1] else cls(float(match[2]), "epoch")
+
+
+def _check_moment(value: int | float | str) -> int | float | str:
+    Moment.parse(value)
+    return value
+
+
+MomentText = Annotated[int | float | str, AfterValidator(_check_moment)]
+
+
+class WeightAt(Config):
+    """A weight at a moment of the training."""
+
+    at: MomentText
+    """The first step with this weight: a number of steps (500), a fraction of the training (0.5), "500 steps" or
+    "2 epochs"."""
+    value: float
+    """The weight."""
+
+
+class WeightSpan(Config):
+    """When a weight moves."""
+
+    every: Literal["step", "epoch"] = "step"
+    """Whether the weight changes with every step, or stays the same within each epoch."""
+    from_: Annotated[MomentText, Field(alias="from")] = 0
+    """When it begins to move, written as `at` is; before, it has its first value."""
+    until: MomentText = 1.0
+    """When it has arrived: the last step (or epoch) before this moment has the last value, and so has all that follows.
+    1.0 is the end of the training."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the weight changes in the course of a training."""
+        return getattr(self, "name", "") != "constant"
+
+    @model_validator(mode="after")
+    def _is_a_span(self) -> "WeightSpan":
+        begin, end = Moment.parse(self.from_), Moment.parse(self.until)
+        if begin.unit == end.unit and begin.count >= end.count:
+            raise ValueError(f"from is {self.from_} and until is {self.until}: a weight moves from one to a later one")
+        return self
+
+
+class LossWeight(WeightSpan):
+    """The weight of one named loss term, which moves over the training: a pure function of the step."""
+
+    name: Literal["constant", "linear", "cosine", "sigmoid", "step"] = "linear"
+    """The shape of the curve from `start` to `end`. sigmoid is (v1 k^c + v0 k^t) / (k^c + k^t), with t from 0 to 1,
+    c = `center` and k = `curvature`; step jumps at each entry of `values`."""
+    start: float | None = None
+    """Weight at the first step (or from `from` on); where it follows the learning rate, at its highest rate."""
+    end: float | None = None
+    """Weight at the last step (or before `until`), and 0 if you like; where it follows the learning rate, at a rate of
+    0."""
+    values: list[WeightAt] = []
+    """Weights on the way, in the order of time, for step, linear and cosine: [{at: 0.5, value: 10}]."""
+    center: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """sigmoid: which part of the way is over when the weight is in the middle of `start` and `end`."""
+    curvature: Annotated[float, Field(ge=1e-100, lt=1)] = 5e-7
+    """sigmoid: the smaller, the steeper."""
+    exact: bool = False
+    """sigmoid: stretch the curve so that it begins at `start` and ends at `end` exactly. As it stands, the formula
+    stays away from both of them, with `curvature: 5e-7` by 0.07 % of the way."""
     follows: Literal["steps", "rate"] = "steps"
-    """What moves it: the number of steps, evenly, or the learning rate, also while that rises in a warm-up."""
+    """What moves it: the number of steps, or the learning rate, also while that rises in a warm-up."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> "LossWeight":
+        problem = self._of_rate() if self.follows == "rate" else self._of_curve()
+        if problem is not None:
+            raise ValueError(problem)
+        return self
+
+    def _of_rate(self) -> str | None:
+        if self.start is None or self.end is None:
+            return "a weight that follows the learning rate needs start and end"
+        plain = LossWeight.model_construct(start=self.start, end=self.end, follows="rate")
+        others = [field.alias or key for key, field in LossWeight.model_fields.items()
+                  if getattr(self, key) != getattr(plain, key)]  # fmt: skip
+        return (
+            f"a weight that follows the learning rate has start and end alone: leave out {others[0]}"
+            if others
+            else None
+        )
+
+    def _of_curve(self) -> str | None:
+        if self.name != "sigmoid" and (self.center, self.curvature, self.exact) != (0.5, 5e-7, False):
+            return f"center, curvature and exact belong to name: sigmoid, and this is {self.name}"
+        if self.name == "constant":
+            alone = self.start is not None and self.end is None and not self.values and self.every == "step"
+            alone = alone and (self.from_, self.until) == (0, 1.0)
+            return None if alone else "a constant weight has start and nothing else; {start, end} is name: linear"
+        if self.name == "sigmoid" and self.values:
+            return "values belong to name: step, linear or cosine; a sigmoid goes from start to end"
+        if self.start is None and not (self.values and Moment.parse(self.values[0].at).count == 0):
+            return f"a weight that moves ({self.name}) needs start, or values whose first one is at: 0"
+        if self.name == "step" and not self.values:
+            return "a weight that moves in steps needs values, such as [{at: 0.5, value: 10}]"
+        if self.end is None and not self.values:
+            return f"a weight that moves ({self.name}) needs end; a constant one is a number, {self.start:g}"
+        if self.start is not None and self.values and Moment.parse(self.values[0].at).count == 0:
+            return "start is the weight at the beginning, and so is the first one of values: leave out one of them"
+        if (self.start is None and self.from_ != 0) or (self.end is None and self.until != 1.0):
+            return "from is when start begins to change, and until when end is reached: values say their own moments"
+        return self._out_of_order()
+
+    def _out_of_order(self) -> str | None:
+        """Only moments of one kind can be compared before the length of the training is known."""
+        start, end = [self.from_] * (self.start is not None), [self.until] * (self.end is not None)
+        times = [*start, *(each.at for each in self.values), *end]
+        for one, other in pairwise(times):
+            first, second = Moment.parse(one), Moment.parse(other)
+            if first.unit == second.unit and first.count >= second.count:
+                return f"values come in the order of time, but {other} does not come after {one}"
+        return None
+
+
+class LossWeightClass(WeightSpan, OpenConfig):
+    """The weight of one named loss term by class path: a function of the step. Further keys are its arguments."""
+
+    class_: Annotated[str, Field(alias="class")]
+    """A function `f(step, num_steps, **arguments)`, or a class whose objects are called with `(step, num_steps)`, that
+    gives the weight; both counted from `from` to `until`, with `every: epoch` in epochs. In the place of `name`."""
+
+
+MovingWeight = Annotated[
+    Annotated[LossWeight, Tag("by name")] | Annotated[LossWeightClass, Tag("by class")], Discriminator(_how_named)
+]
 
 
 class Train(Config):
@@ -285,8 +431,9 @@ class Train(Config):
     back to the last checkpoint and leave out such steps from there on to where it was noticed."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the weights, which is then evaluated and returned; 0.999 is usual."""
-    loss_weights: dict[str, float | LossWeight] = {}
-    """Weights of the named terms when the task's loss is a dict; a number, or {start, end}. Terms left out weigh 1."""
+    loss_weights: dict[str, float | MovingWeight] = {}
+    """Weights of the named terms when the task's loss is a dict; a number, or {start, end} and more. Terms left out
+    weigh 1. A term whose weight is the number 0 is logged, and nothing is learned from it."""
     early_stopping: EarlyStopping | None = None
     """End the training when a metric stops improving."""
     min_epochs: Positive | None = None

@@ -25,7 +25,6 @@ from isoscale.engine.metrics.accumulators import Recorded
 from isoscale.engine.metrics.monitors import check_monitors, check_without_evaluation
 from isoscale.engine.metrics.torchmetrics import keep
 from isoscale.engine.metrics.weighted_sum import Tally, WeightedSum
-from isoscale.engine.optim.schedules import loss_weight
 from isoscale.engine.settings import Settings
 from isoscale.engine.splits import Split, limited
 from isoscale.engine.state.module_state import ModuleSnapshot
@@ -99,8 +98,9 @@ def evaluate(
         context.reset_metrics()
         values, loss = found.values, context.full_name("loss")
         if terms and loss not in values:
-            of_terms = [forward.loss_weights.get(name, 1.0) * values[context.full_name(name)] for name in sorted(terms)]
-            values[loss] = sum(of_terms)
+            weights = {name: forward.loss_weights.get(name, 1.0) for name in sorted(terms)}
+            # a term that weighs nothing adds nothing, also where it is not finite
+            values[loss] = sum(weight * values[context.full_name(name)] for name, weight in weights.items() if weight)
         context.hidden = found.hidden
         call_hook(task, f"on_{_NAMES[context.name]}_end")
     return values
@@ -310,8 +310,8 @@ class Evaluations:
     @property
     def loss_weights(self) -> dict[str, float]:
         """The weights of named loss terms at the present step."""
-        weights, last = self.settings.train.loss_weights, max(0, self.progress.step - 1)
-        return {name: loss_weight(weight, last, self.parts.rate) for name, weight in weights.items()}
+        last = max(0, self.progress.step - 1)
+        return {name: weight(last) for name, weight in self.parts.weights.items()}
 
     def validate(self, split: Split) -> dict[str, float]:
         """The values of the present weights, or of their averages; broken off where a stop is asked for."""

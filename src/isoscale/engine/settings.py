@@ -1,7 +1,7 @@
 """What a trainer is told: the recipe's sections, and what was decided once at the first start."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,8 @@ class Settings:
     """The class that `optimizer` names by its path, with its arguments."""
     own_schedule: partial[Any] | None = None
     """What `schedule` names by its path, with its arguments."""
+    own_weights: Mapping[str, partial[Any]] = field(default_factory=dict)
+    """What `train.loss_weights` names by paths, with arguments, by term."""
     callbacks: tuple[Any, ...] = ()
     """Objects with Lightning's hook names, already built; those of `configure_callbacks` are added to them."""
     folder: Path | None = None

@@ -27,6 +27,8 @@ from isoscale.data.mixture import (
     system_probabilities,
 )
 from isoscale.data.order import Order
+from isoscale.data.packing import PackedOrder, PackedPlan, Packing
+from isoscale.data.ragged import is_ragged, work_of
 from isoscale.data.samples import InProcess, is_dataset
 from isoscale.data.sources import Source, Sources, Subset, as_source, has_splits
 from isoscale.data.streams import StreamFeed, StreamPlan, StreamSource, num_rows
@@ -154,6 +156,8 @@ class SplitMaker:
             self._join_batches(wanted, order.num_samples)
             num_micro *= self._settings.data.loader_batches
         plan = self._plan(source, wanted, order, limit, num_micro)
+        if is_ragged(source):
+            return self._packed(source, plan, order, decided, shuffled=bool(wanted.shuffle))
         return self._split(source, plan, order, decided, wanted.loader, seed)
 
     def evaluation(
@@ -190,7 +194,20 @@ class SplitMaker:
         size = self._settings.data.eval_batch_size or max(wanted.batch_size, getattr(wanted.source, "rows_at_once", 0))
         size = min(size, order.num_samples)
         plan = limited(self._plan_of(order.num_samples, size), limit)
+        if is_ragged(wanted.source):
+            return self._packed(wanted.source, plan, order)
         return self._split(wanted.source, plan, order, "auto", wanted.loader, seed)
+
+    def _packed(
+        self, source: Source, plan: BatchPlan, order: Indices, decided: Residency = "auto", shuffled: bool = False
+    ) -> Split:
+        """Samples of many sizes, in batches of a few shapes; those that are shuffled are dealt out evenly besides."""
+        if shuffled:
+            order = PackedOrder(order, work_of(source), plan, self._settings.seed)
+        packing = Packing(order, source, plan, repeats=not shuffled)
+        if shuffled:
+            self._say(packing.in_words())
+        return self._split(source, PackedPlan(packing), order, decided)
 
     def _loaders_of(self, name: str) -> LoadedStream | SeveralLoaders | None:
         """The loader of a split that is a stream, or several loaders; None for one with places, or none at all."""
@@ -423,7 +440,7 @@ class SplitMaker:
         return limited(self._plan_of(drawn, wanted.batch_size, wanted.drop_last, num_micro=num_micro), limit)
 
     def _split(
-        self, source: Source, plan: BatchPlan, order: Indices, decided: Residency = "auto",
+        self, source: Source, plan: BatchPlan | PackedPlan, order: Indices, decided: Residency = "auto",
         loader: Loaded | None = None, seed: int | None = None,
     ) -> Split:  # fmt: skip
         residency = self._residency(source, "host" if self._stays_on_host else decided, order)

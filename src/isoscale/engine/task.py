@@ -81,6 +81,9 @@ class Task(nn.Module):
     dataset_metrics_only: ClassVar[bool] = False
     """Whether `evaluate_dataset` finds all that `isoscale test` is to say, so that the data is gone through once."""
 
+    predicts_on_ranks: ClassVar[bool] = False
+    """Whether ranks share the work of `write_predictions`, of which the first one puts everything into the store."""
+
     as_stored: ClassVar[frozenset[str]] = frozenset()
     """Entries of a batch that are not cast to the precision of the weights: the task needs all of their digits."""
 

@@ -345,6 +345,8 @@ class Trainer:
         progress = self.progress
         step = progress.step
         rate = self.parts.configured.rates() if self.parts.configured else {"lr": self.parts.rate(step - 1)}
+        moving = {name: weight for name, weight in self.parts.weights.items() if weight.constant is None}
+        rate.update({f"loss_weight/{name}": weight(step - 1) for name, weight in moving.items()})
         rate["time/seconds"] = progress.seconds + time.perf_counter() - self._clock
         samples = self.train.plan.samples_before(step)
         self.journal.begin(step, (step - 1) // self.train.plan.steps_per_epoch, samples, rate)
@@ -409,7 +411,7 @@ class Trainer:
 
     def split(self, data: Any, name: str, limit: Limit) -> Split | None:
         """Another split of the data, shared out among the ranks as the others are."""
-        seen = adapted(self.parts.task, data, self.ranks, self.observers.note)
+        seen = adapted(self.parts.task, data, self._built.preparing, self.ranks, self.observers.note)
         maker = SplitMaker(
             seen, self.settings, self.parts.accelerator, self.ranks, self._built.num_shards, self.decided.first_world,
             self.observers.note, self.parts.task,

@@ -12,10 +12,25 @@ from isoscale.engine.figures import sample
 from isoscale.parallel.collectives import ALONE, Ranks
 
 
-def adapted(task: Any, data: Any, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda text: None) -> Any:
-    """The data as the task reads it."""
-    adapt = getattr(task, "adapt", None)
-    return data if adapt is None else adapt(data, ranks, say)
+def adapted(
+    task: Any, data: Any, transforms: Sequence[Any] = (), ranks: Ranks = ALONE,
+    say: Callable[[str], None] = lambda text: None,
+) -> Any:  # fmt: skip
+    """The data as the task reads it, after the transforms that prepare data (`adapt`), in their order."""
+    for prepare in (*prepares(transforms), task):
+        adapt = getattr(prepare, "adapt", None)
+        data = data if adapt is None else adapt(data, ranks, say)
+    return data
+
+
+def prepares(transforms: Sequence[Any]) -> list[Any]:
+    """The transforms that are done once, to all data, before training: they have an `adapt`, as tasks do."""
+    return [each for each in transforms if hasattr(each, "adapt")]
+
+
+def in_step(transforms: Sequence[Any]) -> list[Any]:
+    """The transforms of batches, which are done in every step."""
+    return [each for each in transforms if not hasattr(each, "adapt")]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from isoscale.config import OpenConfig
 from isoscale.data.config import Data
-from isoscale.engine.config import AnyOptimizer, Optimizer, OptimizerClass, ScheduleClass
+from isoscale.engine.config import AnyOptimizer, LossWeightClass, Optimizer, OptimizerClass, ScheduleClass
 from isoscale.errors import KeyPath, Problem, nearest
 from isoscale.recipe.arguments import check_arguments
 from isoscale.recipe.components import (
@@ -99,7 +99,31 @@ def _check_observe(section: dict[str, Any], look: Look) -> list[Problem]:
 def _check_train(section: dict[str, Any], look: Look) -> list[Problem]:
     callbacks = section.get("callbacks")
     listed = enumerate(callbacks if isinstance(callbacks, list) else [])
-    return [problem for place, spec in listed for problem in check(spec, ("train", "callbacks", place), look=look)]
+    problems = [problem for place, spec in listed for problem in check(spec, ("train", "callbacks", place), look=look)]
+    weights = section.get("loss_weights")
+    for name, weight in (weights if isinstance(weights, dict) else {}).items():
+        if isinstance(weight, dict) and isinstance(weight.get("class"), str):
+            problems += _check_weight(weight, ("train", "loss_weights", name), look)
+    return problems
+
+
+def _check_weight(weight: dict[str, Any], path: KeyPath, look: Look) -> list[Problem]:
+    """The weight of a loss term by class path."""
+    from isoscale.engine.optim.schedules import is_scheduler
+
+    neighbours = [field.alias or key for key, field in LossWeightClass.model_fields.items()]
+    arguments = {key: value for key, value in weight.items() if key not in neighbours}
+    try:
+        target = look(weight["class"])
+    except UnknownComponent as error:
+        return [Problem((*path, "class"), error.message, None, error.suggestion)]
+    if is_scheduler(target):
+        return [Problem((*path, "class"), "moves learning rates; a weight needs a function of (step, num_steps)")]
+    is_known = target is not None and (look is resolve or inspect.isclass(target))
+    if target is None or not is_known:
+        return check_nested(arguments, path, look)
+    names = [] if inspect.isclass(target) else list(inspect.signature(target).parameters)[:2]
+    return check_arguments(target, arguments, path, frozenset(names), neighbours) + check_nested(arguments, path, look)
 
 
 def _arguments(name: str, section: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from isoscale.data.config import Data
+from isoscale.engine.config import LossWeightClass, Train
 from isoscale.errors import KeyPath, Problem, UserError, found, nearest
 from isoscale.recipe.arguments import check_arguments
 from isoscale.recipe.formats.tree import children
@@ -160,6 +161,12 @@ def prepared(spec: Spec) -> "partial[Any]":
         key: _handed(value) if key == LAMBDA else _build(value) for key, value in mapping.items() if key != "class"
     }
     return partial(resolve(mapping["class"]), **arguments)
+
+
+def own_weights(train: Train) -> "dict[str, partial[Any]]":
+    """The functions by which terms of the loss are weighed, where a recipe names them by class path."""
+    weights = {name: weight for name, weight in train.loss_weights.items() if isinstance(weight, LossWeightClass)}
+    return {name: prepared({"class": weight.class_, **weight.arguments}) for name, weight in weights.items()}
 
 
 def handed_over(spec: Any) -> Any:

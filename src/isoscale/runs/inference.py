@@ -18,13 +18,14 @@ from isoscale.data.feeds.feed import Feed, Part, Slot
 from isoscale.data.sources import Sources
 from isoscale.data.streams import StreamPlan
 from isoscale.engine.build import place
-from isoscale.engine.config import Limit, LossWeight
+from isoscale.engine.config import Limit
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Store, evaluates_dataset, writes_predictions
 from isoscale.engine.evaluation import evaluate, predict_batches, show_results
 from isoscale.engine.evaluation import predict as predict_all
 from isoscale.engine.figures import sample
 from isoscale.engine.lightning.loaders import LoadedData
 from isoscale.engine.metrics.accumulators import Recorder
+from isoscale.engine.optim.loss_weights import Length, last_weights
 from isoscale.engine.precision import Precision, resolve
 from isoscale.engine.settings import Settings
 from isoscale.engine.splits import Split, SplitMaker
@@ -34,14 +35,14 @@ from isoscale.engine.step.context import StepContext
 from isoscale.engine.step.convolutions import as_products
 from isoscale.engine.step.kernels import store_channels_last
 from isoscale.engine.step.step import Forward
-from isoscale.engine.training_data import adapted
+from isoscale.engine.training_data import adapted, in_step
 from isoscale.engine.transforms import FittedStates, fitted
 from isoscale.errors import UserError
 from isoscale.observe.figures import Figure
 from isoscale.observe.progress import Waiting
 from isoscale.parallel import world
 from isoscale.parallel.collectives import ALONE, Ranks
-from isoscale.recipe.components import instantiate
+from isoscale.recipe.components import instantiate, own_weights
 from isoscale.recipe.components import resolve as resolve_class
 from isoscale.recipe.loaded import LoadedRecipe
 from isoscale.recipe.schema import Recipe
@@ -79,12 +80,13 @@ class Application:
     def __init__(
         self, task: nn.Module, loaded: LoadedRecipe, data: Any, split: str, device: str = "auto", *,
         decided: Mapping[str, Any] = MappingProxyType({}), own_data: Callable[[], Any] | None = None,
-        checkpoint: Path | None = None,
+        checkpoint: Path | None = None, length: Length | None = None,
     ) -> None:  # fmt: skip
-        """`decided` is what a run has decided, whose `checkpoint` has what transforms measured.
+        """`decided` is what a run has decided, whose `checkpoint` has what transforms measured; `length` is its own.
 
         Where no data is given, it is `own_data`.
         """
+        self._length = length or Length(1000, 100)  # of which the end is all that counts
         self.loaded = loaded
         recipe = self.loaded.recipe
         self.settings = Settings(seed=recipe.seed, train=recipe.train, data=recipe.data)
@@ -104,8 +106,9 @@ class Application:
         if self._is_handed:
             self.settings = for_other_data(self.settings)
         given = in_split(data, split, self.task) if own_data is None or self._is_handed else own_data()
-        self._data = adapted(self.task, given, say=_say)
-        self.transforms = _fitted(recipe.data.transforms, checkpoint)
+        transforms = [instantiate(spec) for spec in recipe.data.transforms]
+        self._data = adapted(self.task, given, transforms, say=_say)
+        self.transforms = _fitted(in_step(transforms), checkpoint)
         self._sample: Batch = None
         self._feeds: list[Feed] = []
         self._loaded: LoadedData | None = None
@@ -117,7 +120,7 @@ class Application:
         loaded, decided = run.to_build(), run.record.get("decided", {})
         return cls(
             run.live_task(checkpoint), loaded, data, split, device, decided=decided, own_data=run.data,
-            checkpoint=run.checkpoint(checkpoint),
+            checkpoint=run.checkpoint(checkpoint), length=_length(run),
         )  # fmt: skip
 
     def split(self, name: str, by_row: bool = False, limit: Limit = None) -> Split:
@@ -175,21 +178,22 @@ class Application:
     def forward(self, stage: str) -> Forward:
         """The task's step of a stage."""
         recorder = Recorder(self.accelerator.device)
-        weights = {name: _last(weight) for name, weight in self.settings.train.loss_weights.items()}
+        train = self.settings.train
+        weights = last_weights(train.loss_weights, own_weights(train), self._length)
         context = StepContext(stage, self.task, recorder, self._loaded)
         made = Forward(self.task, context, self.transforms, self.precision, weights)
         made.transforms = fitting(self.task, self.transforms, self._sample)
         return made
 
 
-def _last(weight: float | LossWeight) -> float:
-    """The weight of a loss term at the end of a training."""
-    return weight.end if isinstance(weight, LossWeight) else float(weight)
+def _length(run: Run) -> Length | None:
+    """How long a run was to be trained; None where its record does not say."""
+    num_steps, per_epoch = run.record.get("num_steps"), run.record.get("steps_per_epoch")
+    return Length(num_steps, per_epoch) if num_steps and per_epoch else None
 
 
-def _fitted(specs: Sequence[Any], checkpoint: Path | None) -> list[Any]:
+def _fitted(transforms: Sequence[Any], checkpoint: Path | None) -> Sequence[Any]:
     """The transforms of a recipe with what they measured at the start of the run."""
-    transforms = [instantiate(spec) for spec in specs]
     if fitted(transforms) and checkpoint is not None:
         FittedStates(transforms).load(read(checkpoint)[0].get("transforms", {}), {})
     return transforms
@@ -332,7 +336,8 @@ def write_predictions(
         with application.applied():
             part = application.split(split, by_row=True)
             has_files = writes_predictions(application.task) and getattr(part.source, "writes_files", False)
-            if not (ranks.alone or has_files):
+            gathers = writes_predictions(application.task) and getattr(application.task, "predicts_on_ranks", False)
+            if not (ranks.alone or has_files or gathers):
                 raise UserError(
                     f"{type(application.task).__name__} predicts on one rank, and this is rank {ranks.rank} of "
                     f"{ranks.world_size}: leave out --devices, or start the command once"
@@ -341,7 +346,7 @@ def write_predictions(
             if place.suffix in HDF5 and not has_files:
                 raise UserError(f"--out {place}: {WRITTEN_AS}; HDF5 is for whole boxes")
             if place.suffix in ARRAYS and not place.is_dir():
-                if not ranks.alone:
+                if not (ranks.alone or gathers):
                     raise UserError(f"--out {place}: several ranks write into a folder, or into one .h5 file")
                 folder, only = None, None
             else:
@@ -350,7 +355,7 @@ def write_predictions(
                     folder.mkdir(exist_ok=True) if out else own_folder(folder)
             with Store(folder, ranks, only) as store:
                 found = _predicted(application, part, store)
-            if folder is None:
+            if folder is None and ranks.is_main:
                 _write_arrays(place, found)
         ranks.any(False, "the end of all ranks")
     return Written(place, found, ranks.is_main)

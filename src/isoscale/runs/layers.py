@@ -17,7 +17,7 @@ from isoscale.engine.settings import Settings
 from isoscale.engine.splits import SplitMaker
 from isoscale.engine.step.context import StepContext
 from isoscale.engine.task import Task
-from isoscale.engine.training_data import adapted
+from isoscale.engine.training_data import adapted, in_step
 from isoscale.errors import UserError
 from isoscale.observe.events import Layer
 from isoscale.recipe.components import data_spec, instantiate, task_spec
@@ -79,8 +79,9 @@ def _two_samples(task: nn.Module, recipe: Recipe, precision: Precision) -> Batch
     """Training samples as the network sees them."""
     transforms = [instantiate(transform) for transform in recipe.data.transforms]
     settings = Settings(seed=recipe.seed, data=recipe.data)
-    split = SplitMaker(adapted(task, instantiate(data_spec(recipe.data))), settings, _CPU).train()
-    return sample(split.source, 2, transforms, _CPU.device, precision.dtype)
+    data = adapted(task, instantiate(data_spec(recipe.data)), transforms)
+    split = SplitMaker(data, settings, _CPU).train()
+    return sample(split.source, 2, in_step(transforms), _CPU.device, precision.dtype)
 
 
 def _predict(task: nn.Module, batch: Batch) -> Any:

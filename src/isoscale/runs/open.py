@@ -23,7 +23,7 @@ from isoscale.parallel.environments import find as environment
 from isoscale.parallel.environments.batch import batch_job
 from isoscale.parallel.health import preflight
 from isoscale.recipe.compare import describe, differences, harmful
-from isoscale.recipe.components import data_spec, instantiate, prepared, task_spec
+from isoscale.recipe.components import data_spec, instantiate, own_weights, prepared, task_spec
 from isoscale.recipe.importing.reading import split
 from isoscale.recipe.load import load_recipe, load_resolved, to_train
 from isoscale.recipe.loaded import LoadedRecipe
@@ -82,7 +82,7 @@ class OpenedRun:
         return Settings(
             recipe.seed, recipe.optimizer, recipe.schedule, recipe.train, recipe.data, recipe.parallel,
             recipe.checkpoint, recipe.observe, _prepared(recipe.optimizer), _prepared(recipe.schedule),
-            callbacks=self.callbacks, folder=self.where,
+            own_weights=own_weights(recipe.train), callbacks=self.callbacks, folder=self.where,
         )  # fmt: skip
 
     @cached_property

@@ -80,6 +80,8 @@ class Domain:
     """What `isoscale data make` makes of nothing but arguments: names, and paths of functions (folder, report, …)."""
     importers: tuple[Importer, ...] = ()
     describers: tuple[Describer, ...] = ()
+    calculator: str = ""
+    """Of models of atoms, the path of what makes a calculator of ASE: (what was opened, device, skin) -> it or None."""
     applied_to: str = ""
     """What `isoscale test` and `predict` take after --data, for classes of data that have `from_paths`."""
 

@@ -21,6 +21,8 @@ DEFAULT_PRESET = "images/digits"
 """What is trained where no recipe is named."""
 SHARED = {"mlp": "isoscale.science.models.MLP"}
 """Short names of what belongs to no single science."""
+SHARED_PUBLIC = {"calculator": "isoscale.science.atoms.use.calculator"}
+"""What `isoscale` itself offers of what several sciences share, and its path."""
 
 
 def domains() -> list[Domain]:
@@ -37,7 +39,8 @@ def short_names() -> dict[str, str]:
 
 def public_names() -> dict[str, Callable[[str], Any]]:
     """What `isoscale` itself offers of the sciences, and how each is found."""
-    return {name: domain.find for domain in domains() for name in domain.public}
+    shared = {name: lambda name: load(SHARED_PUBLIC[name]) for name in SHARED_PUBLIC}
+    return shared | {name: domain.find for domain in domains() for name in domain.public}
 
 
 def downloads() -> "dict[str, Entry]":
@@ -58,6 +61,11 @@ def importers() -> Iterator[Importer]:
 def describers() -> Iterator[Describer]:
     """Data that only a science can describe."""
     return (describer for domain in domains() for describer in domain.describers)
+
+
+def calculators() -> Iterator[Callable[..., Any]]:
+    """What makes calculators of ASE of trained models, science by science; each returns None for what it is not."""
+    return (load(domain.calculator) for domain in domains() if domain.calculator)
 
 
 def applied_to() -> str:

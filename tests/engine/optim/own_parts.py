@@ -155,3 +155,29 @@ def without_target(prediction: Tensor) -> Tensor:
 
 def bias(prediction: Tensor, target: Tensor) -> Tensor:
     return (prediction - target).mean()
+
+
+def sawtooth(step: int, num_steps: int, teeth: int = 2) -> float:
+    """A weight that rises again and again."""
+    return (step * teeth / num_steps) % 1
+
+
+class Late:
+    """A weight that is 0 in the first half."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __call__(self, step: int, num_steps: int) -> float:
+        return self.value * (2 * step >= num_steps)
+
+
+def counting(step: int, num_steps: int, seen: list[int] = []) -> float:  # noqa: B006
+    """Another weight whenever it is asked for one."""
+    seen.append(step)
+    return float(len(seen))
+
+
+def no_weight(step: int, num_steps: int) -> float:
+    """Not finite."""
+    return math.inf

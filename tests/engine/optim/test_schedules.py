@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.optim import lr_scheduler
 
-from isoscale.engine.config import LossWeight, Schedule
-from isoscale.engine.optim.schedules import LearningRate, loss_weight
+from isoscale.engine.config import Schedule
+from isoscale.engine.optim.schedules import LearningRate
 
 STEPS = 100
 LR = 0.02
@@ -200,27 +200,6 @@ def test_plateau_counts_a_nan_as_no_improvement_and_ignores_other_metrics() -> N
 def test_only_plateau_listens_to_metrics() -> None:
     rate = LearningRate.make(Schedule(name="cosine"), LR, 64, STEPS)
     assert not any(rate.watch({"val/loss": value}) for value in (1.0, 2.0, 3.0) * 10)
-
-
-def test_loss_weights_move_linearly_from_start_to_end() -> None:
-    moving = LossWeight(start=2.0, end=10.0)
-    rate = constant(num_steps=5)
-    assert [loss_weight(moving, step, rate) for step in range(6)] == [2.0, 4.0, 6.0, 8.0, 10.0, 10.0]
-    assert loss_weight(moving, 0, constant(num_steps=1)) == 2.0
-    assert loss_weight(3, 17, rate) == 3.0
-
-
-def constant(num_steps: int) -> LearningRate:
-    return LearningRate.make(Schedule(), LR, 64, num_steps)
-
-
-def test_loss_weights_may_follow_the_learning_rate() -> None:
-    section = Schedule(name="exponential", end=1e-6, every=7, scale="linear", base_batch_size=32)
-    rate = LearningRate.make(section, LR, 64, STEPS)
-    falling = LossWeight(start=1000.0, end=1.0, follows="rate")
-    assert loss_weight(falling, 0, rate) == 1000.0
-    for step in range(STEPS):
-        assert loss_weight(falling, step, rate) == pytest.approx(1 + 999 * rate(step) / (2 * LR))
 
 
 def test_a_staircase_reaches_its_end() -> None:

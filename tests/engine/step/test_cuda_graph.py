@@ -102,6 +102,35 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "float64": ({"train": {"precision": "64"}}, {}),
     "groups": ({"optimizer": {"name": "sgd", "groups": [{"match": ["*.bias"], "lr_scale": 4.0}]}}, {}),
     "loss weights": ({"train": {"loss_weights": {"loss": {"start": 0.1, "end": 2.0}}}}, {}),
+    "loss weights in steps": (
+        {
+            "train": {
+                "loss_weights": {
+                    "loss": {
+                        "name": "step",
+                        "start": 0.1,
+                        "values": [{"at": 50, "value": 2.0}, {"at": "8 epochs", "value": 0.5}],
+                    }
+                }
+            }
+        },
+        {},
+    ),
+    "loss weights per epoch": (
+        {
+            "train": {
+                "loss_weights": {
+                    "loss": {
+                        "name": "cosine",
+                        "start": 2.0,
+                        "end": 0.0,
+                        "every": "epoch",
+                    }
+                }
+            }
+        },
+        {},
+    ),
 }
 
 

@@ -3,15 +3,13 @@
 import numpy as np
 from torch import Tensor
 
+from isoscale.science.atoms.neighbours import Floats, Integers, shift_type
 from isoscale.science.potentials.geometry import Layout
 from isoscale.science.potentials.neighbours import (
-    Floats,
-    Integers,
     arranged,
     as_batch,
     fill_tables,
     find_pairs,
-    shift_type,
 )
 
 

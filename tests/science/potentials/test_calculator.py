@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from isoscale.errors import UserError
-from isoscale.science.potentials import calculator
+from isoscale.science.atoms.use import calculator
 from isoscale.science.potentials.deploy import Deployed
 from isoscale.science.potentials.model import DeepPotential
 from isoscale.science.potentials.se_e2_a import SeE2A

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from isoscale.science.atoms.cache import cache_folder, shares
 from isoscale.science.potentials import neighbour_cache
-from isoscale.science.potentials.neighbour_cache import cache_folder, shares
 from tests import warm
 from tests.science.potentials.made_systems import arrays, opened, write
 

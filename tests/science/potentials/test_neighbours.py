@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isoscale.errors import UserError
-from isoscale.science.potentials.neighbours import shift_type, suggested_sel
+from isoscale.science.atoms.neighbours import shift_type
+from isoscale.science.potentials.neighbours import suggested_sel
 from tests.science.potentials.made_systems import brute_force
 from tests.science.potentials.one_frame import frame_batch
 

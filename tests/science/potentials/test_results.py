@@ -15,8 +15,10 @@ import isoscale
 from isoscale.cli.main import run as command
 from isoscale.observe.figures import Parity
 from isoscale.runs.inference import Measured, measure
-from isoscale.science.potentials import AtomicSystems, calculator
-from isoscale.science.potentials.results import _Counts, short_names
+from isoscale.science.atoms.parity import Counts
+from isoscale.science.atoms.use import calculator
+from isoscale.science.potentials import AtomicSystems
+from isoscale.science.potentials.results import short_names
 from tests.helpers import train
 from tests.science.potentials import made_systems
 
@@ -211,7 +213,7 @@ class TestPictures:
     def test_counts_are_those_of_a_histogram_however_the_range_grew(self) -> None:
         random = np.random.default_rng(0)
         true, predicted = random.normal(size=(2, 4000)) * np.geomspace(0.01, 3, 4000)
-        counts = _Counts(torch.device("cpu"))
+        counts = Counts(torch.device("cpu"))
         for part in range(0, 4000, 100):
             counts.add(torch.tensor(true[part : part + 100]), torch.tensor(predicted[part : part + 100]))
         found, low, high = counts.cut()

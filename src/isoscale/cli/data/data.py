@@ -173,12 +173,16 @@ def info(
 
 
 def _describer(name: str) -> "Describer | None":
-    """Which science knows the data at a path; a preset of that name comes before a folder."""
+    """Which science knows the data at a path, or the first that fits a pattern; a preset comes before a folder."""
+    import glob
+
     from isoscale.recipe.presets import preset_names
 
-    if not Path(name.partition("#")[0]).expanduser().exists() or name in preset_names():
+    path = Path(name.partition("#")[0]).expanduser()
+    first = name if path.exists() else next(iter(sorted(glob.glob(str(path), recursive=True))), None)
+    if first is None or name in preset_names():
         return None
-    return next((each for each in registry.describers() if load(each.recognises)(name)), None)
+    return next((each for each in registry.describers() if load(each.recognises)(first)), None)
 
 
 def _names_files(name: str) -> bool:

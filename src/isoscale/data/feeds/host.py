@@ -182,7 +182,7 @@ class HostFeed:
                 epochs = torch.arange(place, place + size) // self._num_samples
             epochs = owned(epochs, share)
             for shard in share.parts:
-                yield from (Request(samples[start:stop].clone(), epochs[start:stop]) for start, stop in shard)
+                yield from (Request(samples[start:stop].clone(), epochs[start:stop], number) for start, stop in shard)
 
     def _send(self, shards: list[list[Part]]) -> tuple[list[list[Part]], Any]:
         """Copy to the device on a stream of its own, so that it overlaps with the running step."""

@@ -8,7 +8,9 @@ from isoscale.data.batches import Plan
 from isoscale.data.feeds.device import DeviceFeed
 from isoscale.data.feeds.feed import Feed, Indices
 from isoscale.data.feeds.host import HostFeed, RowFeed
+from isoscale.data.feeds.packed import PackedDeviceFeed, PackedHostFeed
 from isoscale.data.feeds.tiles import HostTileFeed, TileFeed
+from isoscale.data.packing import PackedPlan
 from isoscale.data.sources import Source, Subset, TensorSource, is_on_disk, is_rows, is_vectorised, nbytes, whole
 from isoscale.data.tiles import TiledCrops, TileOrder
 from isoscale.errors import UserError
@@ -73,7 +75,10 @@ def make_feed(residency: Place, source: Source, order: Indices, plan: Plan, devi
     if isinstance(source, TiledCrops) and isinstance(order, TileOrder) and residency != "disk":
         return (TileFeed if residency == "device" else HostTileFeed)(source, order, plan, device)
     if residency == "device":
-        return DeviceFeed(source, order, plan, device)
+        feed = PackedDeviceFeed if isinstance(plan, PackedPlan) else DeviceFeed
+        return feed(source, order, plan, device)  # type: ignore[arg-type]
     if residency == "host" and is_on_disk(source):
         source = _in_memory(source)
+    if isinstance(plan, PackedPlan):
+        return PackedHostFeed(source, order, plan, device)
     return (RowFeed if is_rows(source) else HostFeed)(source, order, plan, device)

@@ -140,9 +140,7 @@ class ClosureStep(HookedStep):
     def take_record(self, head: Tensor, record: Tensor, names: list[str], weights: Mapping[str, Tensor]) -> None:
         """The loss of all ranks together, by which all of them decide alike."""
         super().take_record(head, record, names, weights)
-        means = self.recorder.means(record, names)
-        self._closed = torch.stack([mean * weights[name] if name in weights else mean for name, mean in means.items()]
-                                   ).sum()  # fmt: skip
+        self._closed = self.weighted(self.recorder.means(record, self.counting(names)), weights)
 
     def _before_update(self, optimizer: Optimizer) -> None:
         super()._before_update(optimizer)

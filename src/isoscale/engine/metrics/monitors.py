@@ -103,6 +103,8 @@ def check_without_evaluation(settings: Settings) -> None:
 def check_monitors(settings: Settings, names: list[str], say: Callable[[str], None]) -> None:
     """Refuse metrics that the validation, which gives these names, does not log."""
     for key, name in {"checkpoint.monitor": settings.checkpoint.monitor, **_steering(settings)}.items():
+        if name == "val/loss" and name in names:
+            _tell_unlike(key, settings, names, say)
         if spelled(name, names) is not None or (name.startswith("train") and _is_of_training(name)):
             continue  # what the training logs is not known yet
         if key == "checkpoint.monitor" and name == "val/loss":  # nobody chose it
@@ -111,6 +113,18 @@ def check_monitors(settings: Settings, names: list[str], say: Callable[[str], No
         close = get_close_matches(name, names, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(names)}"
         raise UserError(f"{key} is {name!r}, which the validation does not log; {hint}")
+
+
+def _tell_unlike(key: str, settings: Settings, names: list[str], say: Callable[[str], None]) -> None:
+    """Losses that were weighed differently cannot be compared."""
+    weights = settings.train.loss_weights.items()
+    moving = [name for name, weight in weights if isinstance(weight, config.WeightSpan) and weight.is_moving]
+    others = [name for name in names if name.startswith("val/") and name != "val/loss"]
+    if moving and others:
+        say(
+            f"{key} is val/loss, whose weights move (train.loss_weights.{moving[0]}), so that early and late ones "
+            f"cannot be compared: choose what means the same all along, such as {', '.join(others[:6])}"
+        )
 
 
 def _is_of_training(name: str) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from isoscale.engine.config import AnySchedule, LossWeight, Schedule
+from isoscale.engine.config import AnySchedule, Schedule
 from isoscale.engine.optim.late_compiler import put_off_compiler
 from isoscale.errors import UserError
 
@@ -261,12 +261,3 @@ def why_unfit(target: Any) -> str | None:
     if inspect.isclass(target) and "__call__" not in dir(target):
         return f"{name} is no schedule: its objects cannot be called with (step, num_steps)"
     return None
-
-
-def loss_weight(weight: float | LossWeight, step: int, rate: LearningRate) -> float:
-    """The weight of a named loss term at a step."""
-    if not isinstance(weight, LossWeight):
-        return float(weight)
-    if weight.follows == "rate":
-        return weight.end + (weight.start - weight.end) * rate(step) / rate.peak
-    return weight.start + (weight.end - weight.start) * min(1.0, step / max(1, rate.num_steps - 1))

@@ -79,6 +79,7 @@ class ProgramMaker:
         ranks = self.reducer.ranks
         if self.decided.reduce == "overlap" and not ranks.alone:
             self.parts.step.overlap = Overlap(self.parts.task, self.forward.compute, ranks)
+            self.parts.step.off = frozenset()  # it wants a gradient for every parameter, be it zero
             self.forward.compute = self.parts.step.overlap
         if self.decided.program not in ("auto", "graphed", "compiled+graphed"):
             return self._eager()
@@ -185,7 +186,7 @@ class ProgramMaker:
     @property
     def _inputs(self) -> Inputs:
         tensor_lr = self.decided.optimizer.tensor_lr and not self._own_lr
-        weights, device = self.settings.train.loss_weights, self.parts.accelerator.device
+        weights, device = self.parts.weights, self.parts.accelerator.device
         return Inputs(self.parts.rate, weights, self.num_steps, device, tensor_lr, self._own_lr, self.own_update)
 
     def _cannot_capture(self) -> str | None:
@@ -239,6 +240,7 @@ class ProgramMaker:
             self.settings.train.clip, parts.ema, scaler, self._reseed, not self._own_lr, plan.size,
             own_update=self.own_update,
         )  # fmt: skip
+        step.off = frozenset(name for name, weight in parts.weights.items() if weight.constant == 0)
         parts.registry.register("latch", LatchState(step))
         policy = self.settings.train.nan
         if policy != "stop" and scaler is not None:

@@ -1,6 +1,6 @@
 """Step programs: how the steps of a launch run. All of them give the same bits where they use the same kernels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from isoscale.data.batches import Plan
 from isoscale.data.feeds.feed import Feed, Part
-from isoscale.engine.config import LossWeight
 from isoscale.engine.diagnose.profile import Profile
 from isoscale.engine.lightning.batch_hooks import SkipEpoch
+from isoscale.engine.optim.loss_weights import WeightCurve
 from isoscale.engine.optim.own_update import OwnUpdate
-from isoscale.engine.optim.schedules import LearningRate, loss_weight
+from isoscale.engine.optim.schedules import LearningRate
 from isoscale.engine.step.step import Step
 from isoscale.system import devices
 
@@ -39,7 +39,7 @@ class Inputs:
     """What changes from step to step besides the samples: learning rate and loss weights."""
 
     rate: LearningRate
-    weights: dict[str, float | LossWeight]
+    weights: Mapping[str, WeightCurve]
     num_steps: int
     """Steps of the whole run."""
     device: torch.device
@@ -82,10 +82,7 @@ class Inputs:
 
     def weight_rows(self, start: int, count: int) -> Tensor:
         """Loss weights (count, terms) on the device."""
-        rows = [
-            [loss_weight(weight, step, self.rate) for weight in self.weights.values()]
-            for step in range(start, start + count)
-        ]
+        rows = [[weight(step) for weight in self.weights.values()] for step in range(start, start + count)]
         return self.sent(rows).view(count, len(self.weights))
 
     def named(self, row: Tensor) -> dict[str, Tensor]:

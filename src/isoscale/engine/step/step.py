@@ -1,6 +1,6 @@
 """One training step: forward and backward of every part, reduce, clip, update, record. Never waits for the device."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from isoscale.engine.step.ddp import Overlap, missing_gradients_in_words
 from isoscale.engine.step.nan_guard import NanGuard
 from isoscale.engine.step.untrained import optimised
 from isoscale.engine.target_units import TargetUnits
-from isoscale.errors import UserError
+from isoscale.errors import UserError, nearest
 from isoscale.parallel.collectives import Ranks
 from isoscale.parallel.reduction import Reducer
 
@@ -117,7 +117,9 @@ class Samples(int):
 def check_weights(terms: Terms, weights: Mapping[str, Tensor]) -> None:
     """Refuse weights of terms that the loss does not have."""
     for name in weights.keys() - terms.keys() if weights else ():
-        raise UserError(f"train.loss_weights names {name!r}, but the terms of the loss are {', '.join(terms)}")
+        meant = nearest(name, terms)
+        hint = f"; did you mean {meant!r}?" if meant else ""
+        raise UserError(f"train.loss_weights names {name!r}, but the terms of the loss are {', '.join(terms)}{hint}")
 
 
 class Found(NamedTuple):
@@ -185,6 +187,8 @@ class Step:
         self._meeting = torch.zeros(1, device=device)
         self._agreed: dict[tuple[bool, ...], Found] = {}
         """What ranks have agreed on, by which parameters require gradients."""
+        self.off: frozenset[str] = frozenset()
+        """Terms of the loss that weigh nothing at all times."""
         self._one: Tensor | None = None
         self._size = 1
         self.reaches = False
@@ -282,8 +286,7 @@ class Step:
             self.num_skipped += 1
             self.on_skip(number)
             return
-        means = [pair.mean * weights[name] if name in weights else pair.mean for name, pair in terms.items()]
-        loss = means[0] if len(means) == 1 else torch.stack(means).sum()
+        loss = self.weighted({name: terms[name].mean for name in self.counting(terms)}, weights)
         if "loss" not in terms:
             self.recorder.add("loss", WeightedSum.of_mean(loss, part.samples.shape[0]))
         if not loss.requires_grad:
@@ -422,7 +425,8 @@ class Step:
         things, such as atoms and bonds, may be equal in one part and differ in the next.
         """
         groups: dict[Any, tuple[Tensor, Any]] = {}
-        for name, pair in terms.items():
+        for name in self.counting(terms):
+            pair = terms[name]
             total = pair.sum * weights[name] if name in weights else pair.sum
             shared = isinstance(pair.weight, Samples)
             key = "samples" if shared else id(pair.weight) if isinstance(pair.weight, Tensor) else name
@@ -470,15 +474,25 @@ class Step:
         for buffer, statistic in zip(self._buffers, rest[num_groups * count :], strict=True):
             buffer.copy_(statistic / head[0])
 
+    def counting(self, names: Iterable[str]) -> list[str]:
+        """The terms that something is learned from: to multiply by 0 what may be infinite would not leave it out."""
+        found = [name for name in names if name not in self.off]
+        if not found:
+            raise UserError("train.loss_weights gives every term of the loss the weight 0, so that nothing is learned")
+        return found
+
+    def weighted(self, means: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Tensor:
+        """The loss, given the means of its terms."""
+        rated = [mean * weights[name] if name in weights else mean for name, mean in means.items()]
+        return rated[0] if len(rated) == 1 else torch.stack(rated).sum()
+
     def take_record(self, head: Tensor, record: Tensor, names: list[str], weights: Mapping[str, Tensor]) -> None:
         """Turn the reduced sums of what was recorded into accumulators, and take the votes that came with them."""
         self.votes.copy_(head[2:])
         record = self.nan_guard.judge(self.gradients, record)
         self.recorder.end_shards(record)
         if "loss" not in names:
-            means = self.recorder.means(record, names)
-            rated = [mean * weights[name] if name in weights else mean for name, mean in means.items()]
-            loss = torch.stack(rated).sum()
+            loss = self.weighted(self.recorder.means(record, self.counting(names)), weights)
             if self.nan_guard.policy != "stop":
                 loss = torch.nan_to_num(loss)  # of a step that does not count
             self.recorder.add("loss", WeightedSum.of_mean(loss, head[1] * self.nan_guard.weight))

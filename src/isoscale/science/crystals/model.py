@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from isoscale.errors import UserError
 from isoscale.science.crystals import sums
+from isoscale.science.crystals.edges import GraphSettings
 from isoscale.science.crystals.networks.graph import Graph
 from isoscale.science.crystals.networks.radial import NUM_ELEMENTS, check_cutoff
 from isoscale.science.crystals.networks.smooth import silu
@@ -63,6 +64,8 @@ class CrystalModel(nn.Module):
         self.heads = nn.ModuleDict()
         self._trained: Tensor
         self.register_buffer("_trained", torch.zeros(NUM_ELEMENTS + 1, dtype=torch.bool))
+        self._edges: Tensor
+        self.register_buffer("_edges", torch.tensor(GraphSettings(self.cutoff).as_numbers()))
         self.add_heads(targets or ())
 
     def add_heads(self, targets: Sequence[Any]) -> None:
@@ -94,6 +97,15 @@ class CrystalModel(nn.Module):
     def set_elements(self, numbers: Iterable[int]) -> None:
         """Remember for which atomic numbers it is trained, besides those it knows."""
         self._trained[torch.tensor(sorted(set(numbers)), dtype=torch.long, device=self._trained.device)] = True
+
+    @property
+    def edges(self) -> GraphSettings:
+        """Those that it was trained with, and wants to be used with."""
+        return GraphSettings.of_numbers(self._edges.tolist())
+
+    def set_edges(self, settings: GraphSettings) -> None:
+        """Remember with what edges it is trained."""
+        self._edges.copy_(torch.tensor(settings.as_numbers()))
 
     def set_units(self, name: str, mean: Any, scale: float) -> None:
         """Let a head say `mean + scale * output`; the mean of energies, and of atoms' values, is one for each element.
@@ -233,8 +245,8 @@ class _Head(nn.Module):
             made = _pooled(made, graph, spec)
         made = made.double() * self.scale.double()
         if spec.kind == "classes":
-            return made.view(len(made), spec.classes)
-        made = made.reshape(len(made), *spec.shape)
+            return made.view(-1, spec.classes)
+        made = made.reshape(-1, *spec.shape)
         mean = self.mean.double()
         of_atoms = mean.index_select(0, graph.z) if self.of_elements else mean
         return made + (graph.per_structure(of_atoms) if spec.kind == "energy" else of_atoms)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.jit._trace import is_tracing
 
 _bag = torch.ops.aten._embedding_bag_forward_only
 _SUM = 0
@@ -44,17 +45,18 @@ def _offsets(ascending: Tensor, num_rows: int) -> Tensor:
 
 def gather(rows: Tensor, side: Side) -> Tensor:
     """The row (…) of each edge: (rows, …) to (E, …)."""
-    return _Gather.apply(rows, side)
+    return rows.index_select(0, side.row) if is_tracing() else _Gather.apply(rows, side)
 
 
 def total(values: Tensor, side: Side) -> Tensor:
     """Sums over the edges of each row: (E, …) to (rows, …)."""
-    return _Total.apply(values, side)
+    return _plain_total(values, side) if is_tracing() else _Total.apply(values, side)
 
 
 def scaled(rows: Tensor, factors: Tensor, side: Side) -> Tensor:
     """`gather(rows, side) * factors`: (rows, F) and (E, F) to (E, F); derivatives need no more than these two."""
-    return _Scaled.apply(*_alike(rows, factors), side)
+    rows, factors = _alike(rows, factors)
+    return gather(rows, side) * factors if is_tracing() else _Scaled.apply(rows, factors, side)
 
 
 def passed(rows: Tensor, factors: Tensor, start: Side, end: Side) -> Tensor:
@@ -62,12 +64,18 @@ def passed(rows: Tensor, factors: Tensor, start: Side, end: Side) -> Tensor:
 
     The same as `total` of `gather` times factors, but nothing of the size of edges is kept besides the factors.
     """
-    return _Passed.apply(*_alike(rows, factors), start, end)
+    rows, factors = _alike(rows, factors)
+    if is_tracing():
+        return total(gather(rows, start) * factors.unsqueeze(1), end)
+    return _Passed.apply(rows, factors, start, end)
 
 
 def along(values: Tensor, directions: Tensor, side: Side) -> Tensor:
     """Sums of values (E, F) times each component of directions (E, C), over the edges of each row: (rows, C, F)."""
-    return _Along.apply(*_alike(values, directions), side)
+    values, directions = _alike(values, directions)
+    if is_tracing():
+        return total(values.unsqueeze(1) * directions.unsqueeze(2), side)
+    return _Along.apply(values, directions, side)
 
 
 def _alike(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,6 +97,12 @@ def of_structures(values: Tensor, batch: Side, num_structures: int) -> Tensor:
 def _rows(rows: Tensor, side: Side) -> Tensor:
     """The row of each edge; rows that lie across memory are slow to gather, and few."""
     return rows.contiguous().index_select(0, side.row)
+
+
+def _plain_total(values: Tensor, side: Side) -> Tensor:
+    """For files that run without this package: torch's own sum, whose number of rows is not fixed by tracing."""
+    zeros = values.new_zeros((side.offsets.shape[0] - 1, *values.shape[1:]))
+    return zeros.index_add(0, side.row, values)
 
 
 def _add(values: Tensor, side: Side, weights: Tensor | None = None) -> Tensor:

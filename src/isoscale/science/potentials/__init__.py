@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from isoscale.science.potentials.model import DeepPotential
     from isoscale.science.potentials.se_e2_a import SeE2A
     from isoscale.science.potentials.task import Potential
-    from isoscale.science.potentials.use import calculator
 
-__all__ = ["AtomicSystems", "DeepPotential", "Potential", "SeE2A", "calculator"]
+__all__ = ["AtomicSystems", "DeepPotential", "Potential", "SeE2A"]
 
 
 def is_input(values: Mapping[str, Any]) -> bool:
@@ -25,13 +24,12 @@ DOMAIN = Domain(
     description="interatomic potentials: energies and forces of atoms",
     homes={
         "AtomicSystems": "atomic_systems", "DeepPotential": "model", "Potential": "task", "SeE2A": "se_e2_a",
-        "calculator": "use",
     },
     short_names={
         "potential": "Potential", "deep_potential": "DeepPotential", "se_e2_a": "SeE2A",
         "atomic_systems": "AtomicSystems",
     },
-    public=("Potential", "calculator"),
+    public=("Potential",),
     presets="isoscale/recipes/potentials",
     importers=(
         Importer(
@@ -53,6 +51,7 @@ DOMAIN = Domain(
             lines="isoscale.science.potentials.describe.lines",
         ),
     ),
+    calculator="isoscale.science.potentials.use.make_calculator",
     applied_to="systems of atoms, in folders or HDF5 files",
 )  # fmt: skip
 

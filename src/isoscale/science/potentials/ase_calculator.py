@@ -9,10 +9,9 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 from numpy.typing import NDArray
-from torch import Tensor
 
 from isoscale.errors import UserError
-from isoscale.science.potentials.neighbours import load_vesin
+from isoscale.science.atoms.neighbour_lists import Neighbours, list_pairs
 
 
 class PotentialCalculator(Calculator):
@@ -25,7 +24,7 @@ class PotentialCalculator(Calculator):
         super().__init__()
         self.types, self.cutoff = list(types), cutoff
         self._module, self._device = module.to(device), device
-        self._neighbours = Neighbours(cutoff, skin)
+        self._neighbours = Neighbours(lambda atoms: list_pairs(atoms, cutoff + skin), skin)
 
     @property
     def num_lists(self) -> int:
@@ -70,42 +69,6 @@ class PotentialCalculator(Calculator):
         if unknown:
             raise UserError(f"the atoms hold {', '.join(unknown)}, and the potential knows {', '.join(self.types)}")
         return np.array([self.types.index(symbol) for symbol in symbols], np.int64)
-
-
-class Neighbours:
-    """Lists of neighbours that are longer than the cutoff, and made anew only when atoms have moved that far."""
-
-    def __init__(self, cutoff: float, skin: float) -> None:
-        """All pairs up to `cutoff` + `skin`."""
-        self._reach, self._skin = cutoff + skin, skin
-        self._at: Atoms | None = None
-        self._pairs: list[Tensor] = []
-        self.num_lists = 0
-        """That have been made."""
-
-    def of(self, atoms: Atoms) -> list[Tensor]:
-        """Firsts (pairs), seconds (pairs) and shifts (pairs, 3)."""
-        if not self._serves(atoms):
-            self._pairs, self._at = self._found(atoms), atoms.copy()
-            self.num_lists += 1
-        return self._pairs
-
-    def _serves(self, atoms: Atoms) -> bool:
-        """Whether no pair can have come within the cutoff unseen."""
-        at = self._at
-        if at is None or len(at) != len(atoms) or (at.pbc != atoms.pbc).any() or (at.cell != atoms.cell).any():
-            return False
-        moved = atoms.positions - at.positions
-        return bool(np.einsum("ij,ij->i", moved, moved).max(initial=0.0) <= (self._skin / 2) ** 2)
-
-    def _found(self, atoms: Atoms) -> list[Tensor]:
-        if (atoms.pbc & ~np.array(atoms.cell).any(1)).any():
-            raise UserError("the atoms are periodic where they have no cell: set atoms.cell, or atoms.pbc = False")
-        search = load_vesin().NeighborList(cutoff=self._reach, full_list=True, n_threads=torch.get_num_threads())
-        found = search.compute(
-            points=atoms.positions, box=np.array(atoms.cell), periodic=list(atoms.pbc), quantities="ijS"
-        )
-        return [torch.from_numpy(array.astype(np.int64)) for array in found]
 
 
 def _last_line(error: Exception) -> str:

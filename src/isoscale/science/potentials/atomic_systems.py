@@ -7,8 +7,9 @@ from isoscale.data.mixture import Mixture
 from isoscale.data.sources import SPLITS, Sources
 from isoscale.engine.task import TaskRanks
 from isoscale.errors import UserError
+from isoscale.science.atoms.cache import Say
 from isoscale.science.potentials.frames import FrameSource, MixedFrames, SortedSystem
-from isoscale.science.potentials.neighbour_cache import Say, neighbour_tables
+from isoscale.science.potentials.neighbour_cache import neighbour_tables
 from isoscale.science.potentials.systems import System, find_systems
 
 Paths = str | list[str]

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from isoscale.data.columns import BLOCK_BYTES, Column, Rows, row_bytes
 from isoscale.errors import UserError
+from isoscale.science.atoms.neighbours import Integers
 from isoscale.science.potentials.geometry import Layout
-from isoscale.science.potentials.neighbours import Integers, arranged, as_batch
+from isoscale.science.potentials.neighbours import arranged, as_batch
 from isoscale.science.potentials.systems import LABELS, VIRTUAL, System
 
 Frames = dict[str, NDArray[Any]]

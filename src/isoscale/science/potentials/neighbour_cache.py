@@ -8,44 +8,38 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isoscale.data.columns import Column, row_bytes
-from isoscale.data.files import sweep
 from isoscale.data.formats.mapped import MemoryColumn
 from isoscale.data.formats.npy import open_npy
 from isoscale.engine.task import TaskRanks
 from isoscale.errors import UserError
+from isoscale.science.atoms.cache import (
+    CACHE_VARIABLE,
+    CHECKED_BYTES,
+    Say,
+    Single,
+    attempt,
+    begin,
+    cache_folder,
+    publish,
+    say_first,
+    shares,
+)
+from isoscale.science.atoms.neighbours import find_once, shift_type
 from isoscale.science.potentials.frames import SortedSystem, StoredTables
 from isoscale.science.potentials.geometry import Layout
-from isoscale.science.potentials.neighbours import Tables, fill_tables, find_once, find_pairs, shift_type
+from isoscale.science.potentials.neighbours import Tables, fill_tables, find_pairs
 
 FORMAT = 1
 """Of the folders: one of another format is not looked at."""
-CACHE_VARIABLE = "ISOSCALE_CACHE"
-CHECKED_BYTES = 256 << 20
-"""How much of a system's stored tables each rank compares with their checksums at a start."""
-_ASIDE = ".making-"
 _FACTS = "facts.json"
-
-Say = Callable[[str], None]
-
-
-class Single:
-    """A process that works for itself."""
-
-    rank, world_size = 0, 1
-
-    def all_gather(self, value: Any, what: str = "") -> list[Any]:
-        """Its own value."""
-        return [value]
 
 
 class Seen(NamedTuple):
@@ -60,12 +54,6 @@ class Seen(NamedTuple):
         """Of these frames and others."""
         most = tuple(map(max, zip(self.most, other.most, strict=True)))
         return Seen(most, min(self.nearest, other.nearest), max(self.largest_shift, other.largest_shift))
-
-
-def cache_folder() -> Path:
-    """Where tables are kept: `$ISOSCALE_CACHE`, or isoscale in the user's cache, below it `neighbours`."""
-    general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get(CACHE_VARIABLE) or f"{general}/isoscale").expanduser() / "neighbours"
 
 
 def neighbour_tables(systems: Sequence[SortedSystem], cutoff: float, ranks: TaskRanks, say: Say) -> list[StoredTables]:
@@ -83,18 +71,6 @@ def neighbour_tables(systems: Sequence[SortedSystem], cutoff: float, ranks: Task
         made = _make({key: wanted[key] for key in missing}, cutoff, ranks, say, {key: found[key] for key in missing})
         found |= made
     return [tables for key in keys if (tables := found[key]) is not None]
-
-
-def shares(lengths: Sequence[int], ranks: TaskRanks) -> Iterator[tuple[int, int, int]]:
-    """The frames of this rank: number of the system, first frame and end; all together are shared out evenly."""
-    total = sum(lengths)
-    first, end = total * ranks.rank // ranks.world_size, total * (ranks.rank + 1) // ranks.world_size
-    before = 0
-    for number, length in enumerate(lengths):
-        start, stop = max(first - before, 0), min(end - before, length)
-        if start < stop:
-            yield number, start, stop
-        before += length
 
 
 def look(system: SortedSystem, cutoff: float, start: int, stop: int) -> Seen:
@@ -116,37 +92,18 @@ def _make(
 ) -> dict[str, StoredTables]:
     """Tables that at least one rank lacks: in the cache where all ranks can, else by each for itself."""
     count = sum(map(len, systems.values()))
-    aside = _begin(ranks)
+    aside = begin(cache_folder(), ranks)
     if aside is not None:
-        _first(ranks, say, f"finding the neighbours of {count:,} frames, once: they are kept in {cache_folder()}")
+        say_first(ranks, say, f"finding the neighbours of {count:,} frames, once: they are kept in {cache_folder()}")
         if _written(systems, cutoff, ranks, aside):
             made = {key: _stored(cache_folder() / key, system, ranks) for key, system in systems.items()}
             if not any(
                 ranks.all_gather([key for key, tables in made.items() if tables is None], "the tables as written")
             ):
                 return {key: tables for key, tables in made.items() if tables is not None}
-    _first(ranks, say, f"{cache_folder()} cannot be written, or not by all ranks: each finds the neighbours of "
-           f"{count:,} frames for itself, in memory; set {CACHE_VARIABLE} to a folder that all share")  # fmt: skip
+    say_first(ranks, say, f"{cache_folder()} cannot be written, or not by all ranks: each finds the neighbours of "
+              f"{count:,} frames for itself, in memory; set {CACHE_VARIABLE} to a folder that all share")  # fmt: skip
     return {key: found[key] or _in_memory(system, cutoff) for key, system in systems.items()}
-
-
-def _first(ranks: TaskRanks, say: Say, text: str) -> None:
-    if ranks.rank == 0:
-        say(text)
-
-
-def _begin(ranks: TaskRanks) -> Path | None:
-    """A new folder in the cache that all ranks see, or None."""
-    folder = cache_folder() / ranks.all_gather(f"{_ASIDE}{uuid4().hex}", "a name for new neighbours")[0]
-    if ranks.rank == 0:
-        with suppress(OSError):
-            folder.mkdir(parents=True)
-            sweep(folder.parent, _ASIDE)
-    ranks.all_gather(None, "a place for new neighbours")
-    is_seen = all(ranks.all_gather(os.access(folder, os.W_OK | os.X_OK), "whether all see the cache"))
-    if not is_seen and ranks.rank == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-    return folder if is_seen else None
 
 
 def _written(systems: dict[str, SortedSystem], cutoff: float, ranks: TaskRanks, aside: Path) -> bool:
@@ -175,13 +132,14 @@ def _write(systems: dict[str, SortedSystem], cutoff: float, ranks: TaskRanks, as
         for number, *cut in mine:
             _fill(aside / keys[number], listed[number], cutoff, seen[number], *cut)
 
-    def publish() -> None:
+    def give_names() -> None:
         for key, system in systems.items():
-            _publish(aside / key, cache_folder() / key, system)
+            place = cache_folder() / key
+            publish(aside / key, place, is_damaged=place.exists() and _stored(place, system, Single()) is None)
 
     is_first = ranks.rank == 0
-    steps = ((lay_out, is_first), (fill, True), (publish, is_first))
-    return not any(any(ranks.all_gather(_attempt(work, is_mine), "neighbours in files")) for work, is_mine in steps)
+    steps = ((lay_out, is_first), (fill, True), (give_names, is_first))
+    return not any(any(ranks.all_gather(attempt(work, is_mine), "neighbours in files")) for work, is_mine in steps)
 
 
 def _together(looked: Sequence[tuple[int, Seen]]) -> dict[int, Seen]:
@@ -190,16 +148,6 @@ def _together(looked: Sequence[tuple[int, Seen]]) -> dict[int, Seen]:
     for number, some in looked:
         seen[number] = seen[number] + some if number in seen else some
     return seen
-
-
-def _attempt(work: Callable[[], object], is_mine: bool) -> str | None:
-    """Why the disk refused, if it did."""
-    try:
-        if is_mine:
-            work()
-    except OSError as error:
-        return str(error)
-    return None
 
 
 def _shapes(layout: Layout, seen: Seen) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -257,17 +205,6 @@ def _checksum(tables: Sequence[NDArray[Any]]) -> int:
     for table in tables:
         found = zlib.crc32(np.ascontiguousarray(table, table.dtype.newbyteorder("<")).data, found)
     return found
-
-
-def _publish(made: Path, place: Path, system: SortedSystem) -> None:
-    """Give a whole folder its name; one that is there already stays, unless it is damaged."""
-    if place.exists() and _stored(place, system, Single()) is None:
-        place.rename(made.with_name(f"{made.name}-damaged"))
-    try:
-        made.rename(place)
-    except OSError:
-        if not place.exists():  # another process was not faster: the disk refused
-            raise
 
 
 def _stored(folder: Path, system: SortedSystem, ranks: TaskRanks) -> StoredTables | None:

@@ -9,30 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isoscale.errors import UserError
+from isoscale.science.atoms.neighbours import Floats, Integers, find_once
 from isoscale.science.potentials.geometry import Layout
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 ROOM = 1.1
 """How many more neighbours a suggested `sel` has room for than were found."""
-
-
-class Once(NamedTuple):
-    """Every pair of neighbours of a frame, once."""
-
-    first: Integers
-    second: Integers
-    shifts: NDArray[np.int32]
-    """(pairs, 3): displacement = positions[second] + shifts @ box - positions[first]."""
-    distances: Floats
-
-    def counts(self, types: Integers, num_types: int) -> Integers:
-        """Neighbours of each type (atoms, types) that every atom has."""
-        there, back = self.first * num_types + types[self.second], self.second * num_types + types[self.first]
-        keys = np.concatenate([there, back])
-        return np.bincount(keys, minlength=len(types) * num_types).reshape(len(types), num_types)
 
 
 class Pairs(NamedTuple):
@@ -79,28 +60,6 @@ def find_pairs(positions: Floats, types: Integers, box: Floats | None, cutoff: f
     return Pairs(centres[order], neighbours[order], shifts[order], distances[order], back)
 
 
-def find_once(positions: Floats, box: Floats | None, cutoff: float) -> Once:
-    """Each pair once: the way back is then known, and not a matter of rounding."""
-    search = load_vesin().NeighborList(cutoff=cutoff, full_list=False, n_threads=torch.get_num_threads())
-    ends, shifts, distances = search.compute(
-        points=np.asarray(positions, np.float64),
-        box=np.zeros((3, 3)) if box is None else np.asarray(box, np.float64),
-        periodic=box is not None,
-        quantities="PSd",
-    )
-    first, second = ends.astype(np.int64).T
-    return Once(first, second, shifts, distances)
-
-
-def load_vesin() -> Any:
-    """The library that finds neighbours, or what to install."""
-    try:
-        import vesin
-    except ImportError as error:
-        raise UserError(f"neighbours are found by vesin: pip install 'isoscale[potentials]' ({error})") from None
-    return vesin
-
-
 def _sorted(keys: Integers, distances: Floats, neighbours: Integers, shifts: NDArray[np.int32]) -> Integers:
     """The order by key and distance; only where some are equal there, the slower one by all."""
     near_first = np.argsort(distances)
@@ -126,12 +85,6 @@ def fill_tables(pairs: Pairs, types: Integers, places: Integers, layout: Layout,
     reverse = np.arange(size, dtype=np.int32)
     neighbours[flat], shifts[flat], reverse[flat] = places[pairs.neighbours], pairs.shifts, flat[pairs.back]
     return Tables(neighbours.reshape(shape), shifts.reshape(*shape, 3), reverse.reshape(shape))
-
-
-def shift_type(largest: int) -> np.dtype[Any]:
-    """The smallest type for shifts: atoms that were never brought back into their box may be many boxes away."""
-    kinds = (np.int8, np.int16, np.int32)
-    return next(np.dtype(kind) for kind in kinds if largest <= np.iinfo(kind).max)
 
 
 def arranged(types: Integers, atoms: Sequence[int]) -> Integers:

@@ -11,6 +11,7 @@ from isoscale.data.files import short_names
 from isoscale.data.sources import Source
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Seen, Store
 from isoscale.observe.figures import Parity
+from isoscale.science.atoms.parity import NUM_BINS, Counts, counted, error_sums, measures, words
 from isoscale.science.potentials.model import Prediction
 from isoscale.science.potentials.statistics import systems_of
 from isoscale.science.potentials.systems import LABELS
@@ -20,8 +21,6 @@ PER_ATOM = ("energy", "virial")
 """Labels whose errors are shown divided by the number of atoms."""
 MEV = 1000.0
 """In an eV."""
-NUM_BINS = 256
-"""Of forces in each direction, before those without any are cut off."""
 
 
 def in_stored_order(found: Prediction, places: Tensor) -> dict[str, Tensor]:
@@ -103,7 +102,7 @@ class _Looked:
 
     def __init__(self, dataset: EvaluatedDataset) -> None:
         self._dataset, self._systems = dataset, Systems(dataset.source)
-        self._forces = _Counts(dataset.device)
+        self._forces = Counts(dataset.device)
         sums: dict[int, list[Tensor]] = {}
         for seen in dataset.look():
             found = sums.setdefault(seen.shard, self._zeros())
@@ -133,8 +132,7 @@ class _Looked:
                 has = seen.batch.get(f"has_{label}", torch.ones_like(num_atoms)).double()
                 apart = _apart(label, seen.output[label], true[label], num_atoms) * has.unsqueeze(1)
                 count = has * (num_atoms if label in OF_ATOMS else 1) * {"force": 3, "virial": 9}.get(label, 1)
-                rows = torch.stack([apart.square().sum(1), apart.abs().sum(1), count], 1)
-                errors[:, place].index_add_(0, numbers, rows)
+                errors[:, place].index_add_(0, numbers, error_sums(apart, count))
         if "energy" in true:
             has = seen.batch.get("has_energy", torch.ones_like(num_atoms)).double()
             rows = torch.stack([true["energy"].double() / num_atoms, seen.output["energy"] / num_atoms, has])
@@ -152,7 +150,7 @@ class _Looked:
             end = f"/{name}" if name else ""
             for label, sums in zip(LABELS, errors, strict=True):
                 if sums[2] > 0:
-                    found[f"{label}_rmse{end}"], found[f"{label}_mae{end}"] = _measures(sums)
+                    found[f"{label}_rmse{end}"], found[f"{label}_mae{end}"] = measures(sums)
         if len(parts) > 1:
             counts = self._systems.counts()
             found |= {"frames": sum(counts.values()), **{f"frames/{name}": count for name, count in counts.items()}}
@@ -165,76 +163,12 @@ class _Looked:
             middle = float(self._energies[0].mean())
             apart = MEV * (self._energies[:2] - middle)
             what = f"energy above {middle:.3f} eV/atom (meV/atom)"
-            self._dataset.show("energy_parity", Parity(*_counted(apart), what, _words(energies, MEV)))
+            self._dataset.show("energy_parity", Parity(*counted(apart), what, words(energies, MEV)))
         if forces[2] > 0:
-            self._dataset.show("force_parity", Parity(*self._forces.cut(), "force (eV/Å)", _words(forces)))
+            self._dataset.show("force_parity", Parity(*self._forces.cut(), "force (eV/Å)", words(forces)))
 
 
 def _apart(label: str, predicted: Tensor, true: Tensor, num_atoms: Tensor) -> Tensor:
     """Errors (frames, entries) as people see them."""
     apart = (predicted.double() - true.double()).reshape(len(true), -1)
     return apart / num_atoms.unsqueeze(1) if label in PER_ATOM else apart
-
-
-def _measures(sums: Tensor) -> tuple[float, float]:
-    """The root of the mean square, and the mean, of errors, from sums of squares, of sizes, and their number."""
-    squares, sizes, count = sums.tolist()
-    return (squares / count) ** 0.5, sizes / count
-
-
-def _words(sums: Tensor, unit: float = 1.0) -> list[str]:
-    """What a picture says about errors."""
-    root, mean = _measures(sums)
-    return [f"mean absolute error {unit * mean:.3g}", f"root mean square error {unit * root:.3g}"]
-
-
-def _counted(energies: Tensor) -> tuple[Any, float, float]:
-    """Frames by their true and predicted energy (2, frames)."""
-    true, predicted = energies.cpu().numpy()
-    low, high = float(energies.min()), float(energies.max())
-    room = 0.02 * (high - low) or 0.5
-    low, high = low - room, high + room
-    return np.histogram2d(true, predicted, bins=NUM_BINS // 4, range=[[low, high]] * 2)[0], low, high
-
-
-class _Counts:
-    """How many values were predicted how, around 0; a range that is too small is doubled, and no value is lost.
-
-    Ranges are powers of two, so that what several ranks count can be put together.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(NUM_BINS, NUM_BINS, dtype=torch.float64, device=device)
-        self.size = torch.tensor(-10.0, dtype=torch.float64)
-        """Values up to 2 to its power are counted."""
-
-    def add(self, true: Tensor, predicted: Tensor) -> None:
-        """Count some more."""
-        if not true.numel():
-            return
-        largest = float(torch.maximum(true.abs().max(), predicted.abs().max()))
-        if not np.isfinite(largest):
-            return
-        self.grow_to(int(np.ceil(np.log2(max(largest, 2.0**-10)))))
-        width = 2.0 ** (float(self.size) + 1) / NUM_BINS
-        rows, columns = (
-            (each / width + NUM_BINS / 2).long().clamp(0, NUM_BINS - 1).flatten() for each in (true, predicted)
-        )
-        found = torch.bincount(rows * NUM_BINS + columns, minlength=NUM_BINS**2)
-        self.counts += found.view_as(self.counts)
-
-    def grow_to(self, size: int) -> None:
-        """Double the range until it is of this size."""
-        while int(self.size) < size:
-            half = self.counts.view(NUM_BINS // 2, 2, NUM_BINS // 2, 2).sum((1, 3))
-            self.counts = torch.nn.functional.pad(half, [NUM_BINS // 4] * 4)
-            self.size += 1
-
-    def cut(self) -> tuple[Any, float, float]:
-        """The counts, and their range, without empty bins at the ends."""
-        seen = torch.nonzero(self.counts)
-        middle = NUM_BINS // 2
-        reach = int(max(middle - seen.min(), seen.max() - middle + 1)) if len(seen) else middle
-        inner = slice(middle - reach, middle + reach)
-        high = 2.0 ** float(self.size) * reach / middle
-        return self.counts[inner, inner].cpu().numpy(), -high, high

@@ -11,7 +11,7 @@ import torch
 from isoscale.errors import UserError
 from isoscale.recipe.schema import InitFrom
 from isoscale.runs.init_from import start_from
-from isoscale.science.potentials import calculator
+from isoscale.science.atoms.use import calculator
 from isoscale.science.potentials.deepmd.checkpoint import potential
 from isoscale.science.potentials.model import DeepPotential
 from isoscale.science.potentials.se_e2_a import SeE2A

@@ -79,7 +79,9 @@ class TestTheExamples:
         assert found.values["data"]["val"] == [str(water.parent / "data/data_3")]
         assert found.values["data"]["probabilities"] == "size"
         assert (found.recipe.schedule.end, found.recipe.schedule.every) == (3.51e-8, 5000)
-        weights = {name: weight.model_dump() for name, weight in found.recipe.train.loss_weights.items()}
+        weights = {
+            name: weight.model_dump(exclude_defaults=True) for name, weight in found.recipe.train.loss_weights.items()
+        }
         assert weights["energy"] == {"start": 0.02, "end": 1, "follows": "rate"}
         assert weights["force"] == {"start": 1000, "end": 1, "follows": "rate"}
         assert found.recipe.train.precision == "64"

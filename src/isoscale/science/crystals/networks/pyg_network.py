@@ -118,8 +118,18 @@ class PyGNetwork(nn.Module):
         if layer is None or not isinstance(width, int):
             linear = [each for each, module in layers.items() if isinstance(module, nn.Linear)]
             raise UserError(f"task.model.features_of is {name!r}, which is no linear layer: use one of {linear[-6:]}")
-        layer.register_forward_pre_hook(lambda module, inputs: self._seen.append(inputs[0]))
+        layer.register_forward_pre_hook(_Keep(self._seen))
         return width
+
+
+class _Keep:
+    """A hook that keeps what a layer gets, in a list that is copied with the network."""
+
+    def __init__(self, seen: list[Tensor]) -> None:
+        self._seen = seen
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._seen.append(inputs[0])
 
 
 class _Current:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.jit._trace import is_tracing
 from torch.nn import functional
 
 _through_silu = torch.ops.aten.silu_backward
@@ -18,12 +19,12 @@ _through_sigmoid = torch.ops.aten.sigmoid_backward
 
 def silu(x: Tensor) -> Tensor:
     """x / (1 + e⁻ˣ)."""
-    return _Silu.apply(x)
+    return functional.silu(x) if is_tracing() else _Silu.apply(x)
 
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + eˣ)."""
-    return _Softplus.apply(x)
+    return functional.softplus(x) if is_tracing() else _Softplus.apply(x)
 
 
 def shifted_softplus(x: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from isoscale.errors import Problem
+from isoscale.science.atoms.cache import Single
 from isoscale.science.importing import Imported, PeerFile, Remark, Translation
 from isoscale.science.potentials.atomic_systems import AtomicSystems
 from isoscale.science.potentials.deepmd.said import Said
 from isoscale.science.potentials.deepmd.tables import PRECISIONS, PROBABILITIES, TABLES, TERMS
-from isoscale.science.potentials.neighbour_cache import Single
 
 DESCRIPTOR, FITTING = "model.descriptor", "model.fitting_net"
 RATE, TRAINING = "learning_rate", "training.training_data"

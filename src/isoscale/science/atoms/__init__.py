@@ -1,0 +1,1 @@
+"""What all sciences of atoms share: neighbours, the folder where they are kept, and calculators of ASE."""
