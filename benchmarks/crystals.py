@@ -9,7 +9,7 @@ steps. `accuracy` trains on 160 frames of the second for the same number of step
 the other 40. Sides take turns in one process, on a GPU where there is one, with TF32 products on both.
 
 isoscale runs with all that it does by default; `pyg` is PyG's own SchNet inside isoscale, by class path, and `schnet`
-is ours of the same size.
+is ours of the same size; `preset`, for errors alone, is `crystals/lips` with its own network and settings.
 """
 
 import argparse
@@ -45,12 +45,28 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "painn": {"class": "painn", "width": 128, "layers": 3, "cutoff": CUTOFF},
 }  # fmt: skip
 """isoscale's networks, as recipes have them."""
+PRESET = "preset"
 PEERS: dict[str, dict[str, Any]] = {"loop": {}, "loop, 8 workers": {"workers": 8}, "loop, collated": {"resident": True}}
 """Ways to feed the plain loop: batches made by the way, by other processes, or all beforehand on the device."""
 
 
+def preset(settings: Settings, seed: int, **data: Path) -> dict[str, Any]:
+    """The preset `crystals/lips` as it is, on the same frames, for the same number of steps of the same batch."""
+    files = {"path": None, "split": None, "val": None, **{split: str(path) for split, path in data.items()}}
+    return {
+        "extends": "crystals/lips",
+        "seed": seed,
+        "data": {**files, "batch_size": settings.batch},
+        "train": {"steps": settings.steps, "epochs": None},
+        "observe": {"every": max(1, settings.steps // 20), "tensorboard": 0, "level": "error"},
+        "checkpoint": {"every": "never"},
+    }
+
+
 def recipe(name: str, settings: Settings, seed: int, **data: Path) -> dict[str, Any]:
     """What isoscale's side is asked for: the same as the loop."""
+    if name == PRESET:
+        return preset(settings, seed, **data)
     edges = {"class": "periodic_edges", "cutoff": CUTOFF, "allow_isolated": True}
     weights = {"energy": settings.energy_weight, "forces": settings.force_weight}
     return {
@@ -173,7 +189,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", help="8 32 128 for speed, 4 for accuracy")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--networks", nargs="*", choices=list(NETWORKS), default=["schnet", "pyg", "painn"])
+    parser.add_argument("--networks", nargs="*", choices=[*NETWORKS, PRESET], default=["schnet", "pyg", "painn"])
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=["loop"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -24,7 +24,7 @@ from ase.md.velocitydistribution import Stationary, thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 
 import isoscale
-from isoscale.science.potentials import calculator
+from isoscale import calculator
 
 TIMESTEP = 0.5
 """fs."""

@@ -102,7 +102,8 @@ def with_weights(task: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
 
 
 def _write_weights(run: Run, path: Path, checkpoint: str | None) -> Exported:
-    metadata = {**_metadata(run, checkpoint), **_described(_deployable(run.task(checkpoint)))}
+    task = run.task(checkpoint)
+    metadata = {**_metadata(run, checkpoint), **(_described(task) or _described(_deployable(task)))}
     weights = {name: tensor.contiguous() for name, tensor in read_weights(run.checkpoint(checkpoint)).items()}
     with failures_in_words(path), written_aside(path) as file:
         save_tensors(weights, file.name, metadata)

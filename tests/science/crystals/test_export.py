@@ -226,6 +226,28 @@ def test_a_network_that_tracing_changes_is_refused() -> None:
         Deployed(trained(CrystalModel(Fixed(), ["energy", "forces"])))
 
 
+class Unseen(Own):
+    """A network that torch cannot see into."""
+
+    def forward(self, graph: Any) -> torch.Tensor:
+        """Features of atoms."""
+        if torch.jit.is_tracing():
+            raise RuntimeError("not while somebody watches")
+        return super().forward(graph)
+
+
+def test_a_network_that_cannot_be_traced_is_refused() -> None:
+    with pytest.raises(UserError, match=r"cannot be traced.*\nthe weights alone can: --out FILE.safetensors"):
+        Deployed(trained(CrystalModel(Unseen(), ["energy", "forces"])))
+
+
+def test_a_model_that_knows_no_element_is_refused() -> None:
+    with pytest.raises(UserError, match="does not know any element yet"):
+        Deployed(CrystalModel(Own(), ["energy"]))
+    with pytest.raises(UserError, match="does not know any element yet"):
+        calculator(CrystalModel(Own(), ["energy"]))
+
+
 def test_a_file_says_what_it_is() -> None:
     said = Deployed(small("painn", *HEADS)).described()
     assert said["kind"] == "crystal" and json.loads(said["outputs"])["charges"] == "atom"

@@ -308,7 +308,7 @@ def test_records_that_are_no_structures_are_refused(tmp_path: Path) -> None:
         ("a.npz", "PK, but no zip", "cannot read"),
         ("a.lmdb", "no database at all" * 500, "not a readable LMDB"),
         ("a.db", "no database at all" * 500, "database of ASE"),
-        ("a.json", '{"1": {"a": 2}}', "database of ASE"),
+        ("a.json", '{"1": {"a": 2}}', "cannot be read as json"),
         ("POSCAR", "hello\n", "cannot be read as vasp"),
         ("OUTCAR", " vasp.5.4\n", "cannot be read as vasp-out"),
         ("vasprun.xml", "<modeling>\n<gen", "cannot be read as vasp-xml"),
@@ -379,6 +379,27 @@ def test_values_whose_shape_varies_are_left_out_and_named(tmp_path: Path) -> Non
     loaded = load(open_files(str(tmp_path / "a.xyz")), {}, {})
     assert "k" not in loaded.table.targets
     assert any(remark.startswith("k is left out") for remark in loaded.remarks)
+
+
+@pytest.mark.parametrize(
+    ("comment", "expected"),
+    [
+        ("a=1,2,3", [1, 2, 3]),
+        ("a=1, b=2", 1),
+        ('a="1 2 3"', [1, 2, 3]),
+        ("a={1 2 3}", [1, 2, 3]),
+        ("a=[1, 2, 3] b=2", [1, 2, 3]),
+        ("a=[[1, 2], [3, 4]]", [[1, 2], [3, 4]]),
+        ("a = 1.5", 1.5),
+        ("a=-1.5d-3", -0.0015),
+        ("a=T", 1),
+        ('a="1 0 0 0 1 0 0 0 1"', np.eye(3).tolist()),
+    ],
+)
+def test_values_of_a_comment_are_read_in_all_their_spellings(tmp_path: Path, comment: str, expected: object) -> None:
+    """As ASE takes them, and as Fortran writes numbers."""
+    (tmp_path / "a.xyz").write_text(f"1\n{comment} energy=1\nCu 0 0 0\n")
+    assert table_of(tmp_path / "a.xyz").targets["a"].values[0].tolist() == expected
 
 
 def test_names_that_batches_use_are_left_out_and_can_be_renamed(tmp_path: Path) -> None:

@@ -129,7 +129,6 @@ class TestLoss:
         made = structures(without=WITHOUT)
         assert all(isinstance(term, Tensor) for term in task(made).training_step(batch(made), 0).values())
 
-
     def test_weighs_labels_of_the_data_at_hand_whatever_weights_are_given(self) -> None:
         """Whoever goes on with a network of large structures on small ones has no other loss than from the start."""
         small, large = structures((2, 3, 2)), structures((30, 40))

@@ -48,7 +48,5 @@ def list_pairs(atoms: "Atoms", reach: float) -> list[Tensor]:
     if (atoms.pbc & ~np.array(atoms.cell).any(1)).any():
         raise UserError("the atoms are periodic where they have no cell: set atoms.cell, or atoms.pbc = False")
     search = load_vesin().NeighborList(cutoff=reach, full_list=True, n_threads=torch.get_num_threads())
-    found = search.compute(
-        points=atoms.positions, box=np.array(atoms.cell), periodic=list(atoms.pbc), quantities="ijS"
-    )
+    found = search.compute(points=atoms.positions, box=np.array(atoms.cell), periodic=list(atoms.pbc), quantities="ijS")
     return [torch.from_numpy(array.astype(np.int64)) for array in found]

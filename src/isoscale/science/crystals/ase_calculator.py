@@ -67,7 +67,7 @@ class CrystalCalculator(Calculator):
         super().calculate(atoms, properties, system_changes)
         assert self.atoms is not None
         self._check_elements(self.atoms, "the atoms hold")
-        (self.results,) = self._evaluate([self.atoms], [self._neighbours.of(self.atoms)], ["the atoms"])
+        (self.results,) = self._evaluate([self.atoms], self._neighbours.of(self.atoms), ["the atoms"])
         if "stress" in properties and "stress" not in self.results:
             raise PropertyNotImplementedError("atoms without a cell, or that are not periodic, have no stress")
 
@@ -90,15 +90,20 @@ class CrystalCalculator(Calculator):
         for start, end in _batches([len(atoms) for atoms in structures], batch_size, max_atoms):
             names = [f"structure {number} (counted from 0)" for number in range(start, end)]
             edges = [_edges(atoms, self._edges, name) for atoms, name in zip(structures[start:end], names, strict=True)]
-            found += self._evaluate(structures[start:end], edges, names)
+            found += self._evaluate(
+                structures[start:end], self._on_device(_joined(edges, structures[start:end])), names
+            )
         return found
 
-    def _search(self, atoms: Atoms) -> Edges:
-        return _edges(atoms, self._edges._replace(cutoff=self.cutoff + self._skin), "the atoms")
+    def _search(self, atoms: Atoms) -> list[Tensor]:
+        found = _edges(atoms, self._edges._replace(cutoff=self.cutoff + self._skin), "the atoms")
+        return self._on_device(_joined([found], [atoms]))
 
-    def _evaluate(self, structures: Sequence[Atoms], edges: Sequence[Edges], names: Sequence[str]) -> list[Results]:
-        inputs = [tensor.to(self._device) for tensor in _packed(structures, edges)]
-        said: dict[str, Tensor] = self._module(*inputs)
+    def _on_device(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
+        return [torch.from_numpy(array).to(self._device) for array in arrays]
+
+    def _evaluate(self, structures: Sequence[Atoms], edges: Sequence[Tensor], names: Sequence[str]) -> list[Results]:
+        said: dict[str, Tensor] = self._module(*self._on_device(_packed(structures)), *edges)
         arrays = {name: tensor.detach().cpu().double().numpy() for name, tensor in said.items()}
         ends = np.cumsum([len(atoms) for atoms in structures])
         found = []
@@ -125,20 +130,24 @@ def _edges(atoms: Atoms, settings: GraphSettings, name: str) -> Edges:
     return find_edges(atoms.positions, np.array(atoms.cell), atoms.pbc, settings, lambda: name)
 
 
-def _packed(structures: Sequence[Atoms], edges: Sequence[Edges]) -> list[Tensor]:
-    """The inputs of a module: structures behind each other, as PyG has them."""
-    counts = [len(atoms) for atoms in structures]
-    before = np.cumsum(counts) - counts
-    arrays: list[NDArray[Any]] = [
+def _packed(structures: Sequence[Atoms]) -> list[NDArray[Any]]:
+    """Structures behind each other, as PyG has them: positions, numbers, cells, and the structure of each atom."""
+    return [
         np.concatenate([atoms.positions for atoms in structures]),
         np.concatenate([atoms.numbers for atoms in structures]).astype(np.int64),
         np.stack([np.array(atoms.cell) for atoms in structures]),
-        np.repeat(np.arange(len(counts)), counts),
+        np.repeat(np.arange(len(structures)), [len(atoms) for atoms in structures]),
+    ]
+
+
+def _joined(edges: Sequence[Edges], structures: Sequence[Atoms]) -> list[NDArray[Any]]:
+    """The edges of structures behind each other: sources, targets and shifts."""
+    before = np.cumsum([0, *(len(atoms) for atoms in structures)])[:-1]
+    return [
         np.concatenate([each.source + first for each, first in zip(edges, before, strict=True)]),
         np.concatenate([each.target + first for each, first in zip(edges, before, strict=True)]),
         np.concatenate([each.shift for each in edges]),
     ]
-    return [torch.from_numpy(array) for array in arrays]
 
 
 def _results(said: dict[str, NDArray[np.float64]], atoms: Atoms, name: str) -> Results:

@@ -24,6 +24,7 @@ from isoscale.science.crystals.sums import Side
 KIND = "crystal"
 """What a file says that it is."""
 UNITS = {"length": "angstrom", "energy": "eV", "forces": "eV/angstrom", "stress": "eV/angstrom^3"}
+NO_ELEMENTS = "the model does not know any element yet: train it, or name them by model.set_elements"
 INPUTS = "pos, z, cell, batch, edge_source, edge_target, edge_shift"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Of the outputs of what was traced against those of the model, relative to the largest."""
@@ -39,6 +40,8 @@ class Deployed(nn.Module):
     def __init__(self, model: CrystalModel) -> None:
         """Of a model on any device; what is trained afterwards does not change it."""
         super().__init__()
+        if not model.elements:
+            raise UserError(NO_ELEMENTS)
         edges = model.edges
         body = _Body(copy.deepcopy(model).cpu().eval().requires_grad_(False))
         self.names = body.names
@@ -47,16 +50,12 @@ class Deployed(nn.Module):
         self.elements = model.elements
         self.cutoff = edges.cutoff
         self.is_plain = edges.max_neighbors is None and not edges.adaptive_cutoff
-        self._edges, self._outputs = edges, dict(model.outputs)
+        self._described = described(model)
         self.body = _traced(body, edges.cutoff)
 
     def described(self) -> dict[str, str]:
         """What a file of the model says about itself."""
-        return {
-            "kind": KIND, "elements": json.dumps(self.elements), "cutoff": str(self.cutoff),
-            "edges": json.dumps(self._edges._asdict()), "outputs": json.dumps(self._outputs),
-            "units": json.dumps(UNITS), "inputs": INPUTS,
-        }  # fmt: skip
+        return {**self._described, "inputs": INPUTS}
 
     def forward(
         self, pos: Tensor, z: Tensor, cell: Tensor, batch: Tensor, edge_source: Tensor, edge_target: Tensor,
@@ -108,6 +107,14 @@ class Deployed(nn.Module):
             raise ValueError(f"some atoms are of elements that the model was not trained for; it knows {self.elements}")
 
 
+def described(model: CrystalModel) -> dict[str, str]:
+    """What files say of a model."""
+    return {
+        "kind": KIND, "elements": json.dumps(model.elements), "cutoff": str(model.edges.cutoff),
+        "edges": json.dumps(model.edges._asdict()), "outputs": json.dumps(model.outputs), "units": json.dumps(UNITS),
+    }  # fmt: skip
+
+
 class _Body(nn.Module):
     """What is traced: from vectors of edges to everything that is no slope."""
 
@@ -146,7 +153,14 @@ def _traced(body: _Body, cutoff: float) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", torch.jit._trace.TracerWarning)  # what came out is compared
-        traced = torch.jit.trace(body, _example(elements, cutoff, [3, 2]), check_trace=False)
+        try:
+            traced = torch.jit.trace(body, _example(elements, cutoff, [3, 2]), check_trace=False)
+        except Exception as error:
+            words = (str(error).strip().splitlines() or [""])[0][:200]
+            raise UserError(
+                f"this network cannot be traced, nor written as TorchScript: {type(error).__name__}: {words}\n"
+                "the weights alone can: --out FILE.safetensors"
+            ) from error
     _follow_inputs(traced.graph)
     for counts in ([3, 2], [4, 1, 5], [2]):
         inputs = _example(elements, cutoff, counts)

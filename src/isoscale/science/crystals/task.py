@@ -130,6 +130,12 @@ class Crystal(Task):
         if settings is not None:
             self.model.set_edges(settings)
 
+    def described(self) -> dict[str, str]:
+        """What files of weights say of the model."""
+        from isoscale.science.crystals.deploy import described
+
+        return described(self.model)
+
     def deployed(self) -> nn.Module:
         """For use elsewhere: any structures with a list of their edges, in plain torch operations."""
         from isoscale.science.crystals.deploy import Deployed

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from isoscale.errors import UserError
 from isoscale.science.atoms.use import Script
-from isoscale.science.crystals.deploy import KIND
+from isoscale.science.crystals.deploy import KIND, NO_ELEMENTS
 from isoscale.science.crystals.edges import GraphSettings
 from isoscale.science.crystals.model import CrystalModel
 
@@ -24,7 +24,7 @@ def make_calculator(found: Any, device: torch.device, skin: float) -> "CrystalCa
     if usable is None:
         return None
     if not usable.elements:
-        raise UserError("the model does not know any element yet: train it, or name them by model.set_elements")
+        raise UserError(NO_ELEMENTS)
     return CrystalCalculator(usable, device, skin)
 
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from isoscale.science.crystals.reading.table import StructureTable
 from isoscale.science.crystals.reading.units import PRESSURES
 
-MOST_STRUCTURES = 2000
-"""Of larger tables, an even choice of so many."""
-MOST_ALIKE = 150
-"""Of structures of the same atoms, so many are compared with each other."""
+MOST_STRUCTURES, BLOCK = 2000, 20
+"""Of larger tables, so many are looked at, in blocks from all over it: neighbours are often alike."""
+MOST_ALIKE, MOST_ATOMS = 150, 300_000
+"""Of structures of the same atoms, so many are compared with each other, and not many more atoms."""
 FARTHEST = 1.5
 """Å: two structures whose atoms are farther apart than that, in the mean, are not similar."""
 LEAST_PAIRS = 6
@@ -71,7 +71,8 @@ def examine(table: StructureTable) -> list[Finding]:
     """What the numbers say of the units of energy, forces and stress, as far as they say anything."""
     chosen = table
     if len(table) > MOST_STRUCTURES:
-        chosen = table.subset(np.unique(np.linspace(0, len(table) - 1, MOST_STRUCTURES).astype(int)))
+        firsts = np.linspace(0, len(table) - BLOCK, MOST_STRUCTURES // BLOCK).astype(int)
+        chosen = table.subset(np.unique(firsts[:, None] + np.arange(BLOCK)))
     findings = [*_fractional(chosen)]
     if "energy" not in table.targets:
         return findings + ([*_virial_size(chosen), *_volume_trend(chosen)] if "stress" in table.targets else [])
@@ -96,9 +97,9 @@ def _energy(table: StructureTable, pairs: _Pairs | None, by_work: _Slope | None)
             f"between {by_work.num_pairs} pairs of similar structures the energy changes by {by_work.value:.2g} of the "
             f"work of the forces (correlation {by_work.correlation:.2f})"
         )
-        if 1 / ROOM < by_work.value < ROOM and typical > ROOM:
+        if 1 / ROOM < by_work.value < ROOM and typical > ROOM**2:
             votes["total"] = f"{said}, as totals do"
-        elif per_atom.is_clear and 1 / ROOM < per_atom.value < ROOM and typical > ROOM:
+        elif per_atom.is_clear and 1 / ROOM < per_atom.value < ROOM and typical > ROOM**2:
             votes["per atom"] = f"{said}, which is one part in {1 / by_work.value:.0f}, with {typical:.0f} atoms each"
     scaling = _scaling(table)
     if scaling is not None:
@@ -294,9 +295,9 @@ def _pairs_of(
     table: StructureTable, starts: NDArray[np.int64], group: list[int], strained: bool
 ) -> Iterator[tuple[float, float, float, float]]:
     """Of structures of the same atoms: energies, works and numbers of atoms."""
-    if len(group) > MOST_ALIKE:
-        group = [group[at] for at in np.unique(np.linspace(0, len(group) - 1, MOST_ALIKE).astype(int))]
     count = int(table.counts[group[0]])
+    most = max(20, min(MOST_ALIKE, MOST_ATOMS // count))
+    group = group if len(group) <= most else group[: most // 2] + group[-most // 2 :]
     atoms = np.array([starts[at] + np.arange(count) for at in group])
     cells, positions, forces = table.cells[group], table.positions[atoms], table.targets["forces"].values[atoms]
     energies = table.targets["energy"].values[group]

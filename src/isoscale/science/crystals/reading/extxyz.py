@@ -20,7 +20,7 @@ from isoscale.science.crystals.reading.elements import NUMBERS
 from isoscale.science.crystals.reading.found import NAMES_OF_SYSTEMS, Found, said_units
 from isoscale.science.crystals.reading.structure import Structure
 
-_PAIR = re.compile(r"""([^\s=,]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|\{[^}]*\}|\[[^=]*\](?=\s|$)|[^\s,]+)""")
+_PAIR = re.compile(r"""([^\s=]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|\{[^}]*\}|\[[^=]*\](?=\s|$)|\S+)""")
 _WORD = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eEdD][-+]?\d+)?$|[-+]?(nan|inf|infinity)$", re.IGNORECASE)
 _PLAIN = "species:S:1:pos:R:3"
 _COLUMNS = {"pos": "positions", "species": "species", "Z": "numbers", "z": "numbers", "numbers": "numbers"}
@@ -111,14 +111,14 @@ def _value(text: str) -> Any:
         if found is not None and found.dtype.kind in "biuf":
             return found
     inner = text[1:-1] if text[0] in "\"'{[" and len(text) > 1 else text
-    words = inner.replace(",", " ").split() if text[0] in "\"'{[" else [inner]
+    words = inner.replace(",", " ").split()
     if words and all(word in ("T", "F", "True", "False", "true", "false") for word in words):
         found = np.array([word[0] in "Tt" for word in words])
     elif words and all(map(_WORD.match, words)):
         found = np.array([_number(word) for word in words])
     else:
         return inner
-    return found if len(words) > 1 else found[0][...] if isinstance(found, np.ndarray) else found
+    return found if len(words) > 1 else found.reshape(())
 
 
 def _number(word: str) -> int | float:

@@ -12,7 +12,7 @@ from isoscale.science.crystals.reading.structure import Structure
 
 SPELLINGS = {
     "energy": (
-        "energy", "potential_energy", "total_energy", "ref_energy", "dft_energy", "energies", "free_energy",
+        "energy", "potential_energy", "total_energy", "ref_energy", "dft_energy", "free_energy",
         "energy_total", "corrected_total_energy",
     ),
     "forces": ("forces", "force", "ref_forces", "dft_forces", "ref_force", "dft_force"),

@@ -135,13 +135,14 @@ def recognises(path: Path) -> bool:
 
 
 def _is_ase_json(path: Path) -> bool:
-    """Whether a file is a database of ASE: rows under numbers, each with `numbers` and `unique_id`."""
+    """Whether a file is a database of ASE: rows under numbers, with cells and times."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             beginning = file.read(4096)
     except OSError:
         return False
-    return re.match(r'\s*\{\s*"\d+"\s*:\s*\{', beginning) is not None and '"' in beginning[2:]
+    is_numbered = re.match(r'\s*\{\s*"\d+"\s*:\s*\{', beginning) is not None
+    return is_numbered and any(f'"{key}"' in beginning for key in ("calculator", "cell", "ctime", "unique_id"))
 
 
 def _is_ase_sqlite(path: Path) -> bool:
