@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import isoscale
+from isoscale.science.registry import domains
 from tests.helpers import commands
 
 ROOT = Path(__file__).parents[1]
@@ -45,8 +45,7 @@ def _markers(decorator: str) -> set[str]:
 
 def test_every_law_is_shown_for_every_science() -> None:
     laws = re.findall(r"^\d\. \*\*(.+?)\.\*\*", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
-    folder = Path(isoscale.__file__).parent / "science"
-    sciences = [path.parent.name for path in folder.glob("*/__init__.py")]
+    sciences = [domain.name for domain in domains()]
     assert len(laws) == 4 and "images" in sciences
     expected = {(law.lower(), science) for law in laws for science in sciences}
     assert {(law, science) for law, science, _ in LAWS} == expected

@@ -61,7 +61,7 @@ def test_any_place_is_the_same_however_it_is_asked_for() -> None:
     assert not torch.equal(packed(source, plan, seed=4)[0].indices(0, 100), whole[:100])
 
 
-@pytest.mark.parametrize(("size", "num_shards", "most"), [(8, 1, 0.05), (8, 8, 0.3), (32, 1, 0.05), (32, 8, 0.1)])
+@pytest.mark.parametrize(("size", "num_shards", "most"), [(8, 1, 0.05), (8, 8, 0.3), (32, 1, 0.05), (32, 8, 0.15)])
 def test_there_are_few_shapes_and_little_padding(size: int, num_shards: int, most: float) -> None:
     source, plan = crystals(1000), BatchPlan(1000, size, num_shards=num_shards)
     _, packing = packed(source, plan)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from isoscale.engine.step.programs import EagerProgram
 from tests.helpers import train
 from tests.science.cosmology import made_boxes
+from tests.science.crystals import made_alloys
 from tests.science.electronic import made
 from tests.science.potentials import made_systems
 
@@ -108,6 +109,12 @@ def test_no_step_of_cosmology_waits(watched: list[int], tmp_path: Path) -> None:
         checkpoint__every="5 epochs",
     )
     assert watched[0] >= 9
+
+
+def test_no_step_of_crystals_waits(watched: list[int], tmp_path: Path) -> None:
+    recipe = made_alloys.small(made_alloys.made(tmp_path / "alloys.npz", count=20))
+    train(tmp_path / "run", recipe, train__program="eager", observe__every=3, checkpoint__every="9 steps")
+    assert watched[0] >= 3
 
 
 def test_a_step_that_waits_is_noticed(watched: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,55 +1,26 @@
 """The laws on alloys of many sizes: ranks, residency, a stop and a capture are not seen in what a network learned."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import isoscale
-from isoscale.science.crystals import alloys
 from tests.engine.step.recorded_graphs import recorded_graphs
 from tests.helpers import cli, first_step, sha, timeless, train
 from tests.laws.test_stop_is_invisible import continued_at
 from tests.ranks import train_on
+from tests.science.crystals.made_alloys import made, small
 
 __all__ = ["recorded_graphs"]
 
 pytestmark = pytest.mark.slow
 
-STEPS = 9
-"""Of 5 in an epoch, the last one smaller; a log and an evaluation every 3."""
-
-
-def small(path: Path, network: str = "painn") -> dict[str, Any]:
-    """A recipe with targets of several kinds, and weights that move."""
-    return {
-        "seed": 3,
-        "task": {
-            "class": "crystal", "model": {"class": network, "width": 8, "layers": 1, "cutoff": 3.5},
-            "targets": {"energy": {}, "forces": {"loss": "huber"}, "stress": {}, "bulk_modulus": {"of": "structure"}},
-        },
-        "data": {
-            "class": "structures", "train": str(path), "split": {"val": 7}, "batch_size": 6,
-            "transforms": [{"class": "periodic_edges", "cutoff": 3.5, "adaptive_cutoff": True}],
-        },
-        "optimizer": {"name": "adam", "lr": 3e-3},
-        "train": {
-            "steps": STEPS, "epochs": None, "threads": 1, "evaluate": "3 steps", "clip": 10.0, "ema": 0.9,
-            "loss_weights": {"energy": {"name": "sigmoid", "start": 1, "end": 10}, "forces": 10},
-        },
-        "parallel": {"reduce": "tree", "shards": 4},
-        "checkpoint": {"every": "1 steps", "keep": 100},
-        "observe": {"every": 3},
-    }  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Structures of 1 to 32 atoms."""
-    path = tmp_path_factory.mktemp("alloys") / "alloys.npz"
-    np.savez(path, **alloys.make(alloys.Making(count=35)))
-    return path
+    return made(tmp_path_factory.mktemp("alloys") / "alloys.npz")
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +53,8 @@ def test_a_run_goes_on_in_the_middle(step: int, whole: isoscale.Run, tmp_path: P
 @pytest.mark.usefixtures("recorded_graphs")
 @pytest.mark.parametrize("network", ["painn", "schnet"])
 def test_captured_steps_give_the_bits_of_eager_ones(network: str, data: Path, tmp_path: Path) -> None:
-    options = {"parallel__reduce": "flat", "checkpoint__every": "9 steps"}
-    runs = [train(tmp_path / program, small(data, network), train__program=program, **options)
-            for program in ("eager", "graphed")]  # fmt: skip
-    assert runs[1].record["decided"]["program"] == "graphed"
+    recipe = {**small(data, network), "parallel": {"reduce": "flat"}, "checkpoint": {"every": "9 steps"}}
+    runs = [train(tmp_path / program, recipe, train__program=program) for program in ("eager", "graphed")]
     assert_equal(*runs)
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from isoscale.data.sources import Source, locate
 from isoscale.engine.dataset_metrics import EvaluatedDataset, Store
-from isoscale.engine.task import Task, TaskRanks, Training, WeightedSum, check_labels, check_labels
+from isoscale.engine.task import Task, TaskRanks, Training, WeightedSum, check_labels
 from isoscale.errors import UserError, nearest
 from isoscale.science.atoms.cache import say_first
 from isoscale.science.crystals import results
