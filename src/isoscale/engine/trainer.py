@@ -33,6 +33,7 @@ from isoscale.engine.state.module_state import HostGenerators
 from isoscale.engine.state.progress import LogState, OrderState
 from isoscale.engine.state.replicas import verify
 from isoscale.engine.state.writer import NOWHERE, Output
+from isoscale.engine.step.choice import compilation_explained
 from isoscale.engine.step.recompute import differences_explained
 from isoscale.engine.step.untrained import check_replaced, refuse_unreached
 from isoscale.engine.stopping import Agreement, StopRequest, deadline
@@ -162,6 +163,7 @@ class Trainer:
             stack.callback(self.release)
             stack.enter_context(self.parts.kernels.explained())
             stack.enter_context(explained(self.parts.accelerator, self.train.plan.batch_size))
+            stack.enter_context(compilation_explained())
             if self.settings.train.recompute != "none":
                 stack.enter_context(differences_explained())
             stack.push(self._tell_exception)

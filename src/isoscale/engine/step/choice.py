@@ -1,7 +1,7 @@
 """Which step program a training runs, and why; the program and its step, put together."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,20 @@ from isoscale.engine.step.step import Forward, Step
 from isoscale.errors import UserError
 from isoscale.parallel.reduction import Reducer
 from isoscale.system.devices import Accelerator
+
+
+@contextmanager
+def compilation_explained() -> Iterator[None]:
+    """Say in words what torch.compile cannot do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not currently support double backward" not in str(error):
+            raise
+        raise UserError(
+            "the loss depends on derivatives of the network, such as forces, and torch.compile cannot differentiate "
+            "those once more; use train.program=auto, which captures steps on CUDA, or train.program=eager"
+        ) from error
 
 
 @dataclass
