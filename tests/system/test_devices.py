@@ -19,7 +19,7 @@ ELSEWHERE = {
     "engine/config.py": "the kinds that a recipe may name",
     "observe/doctor/checks.py": "the names by which torch.version says what it was built for",
     "recipe/lightning.py": "the kinds that Lightning's Trainer names",
-    "science/crystals/sums.py": "sends all components of vectors at once on CUDA, and one by one where caches are small",
+    "science/crystals/sums.py": "sends all components of vectors at once on CUDA, one by one elsewhere",
     "science/models.py": "a product of matrices written by hand for CUDA",
     "science/potentials/layers.py": "a sum of columns written as a product for CUDA",
 }
