@@ -155,9 +155,9 @@ FAULTS = [
     Fault(
         "losses",
         "the weight of a term goes from its end to its start as the learning rate falls",
-        "engine/optim/schedules.py",
-        "return weight.end + (weight.start - weight.end) * rate(step) / rate.peak",
-        "return weight.start + (weight.end - weight.start) * rate(step) / rate.peak",
+        "engine/optim/loss_weights.py",
+        "return WeightCurve(lambda step: end + (start - end) * rate(step) / rate.peak)",
+        "return WeightCurve(lambda step: start + (end - start) * rate(step) / rate.peak)",
     ),
     # ------------------------------------------------------------------------------------------------------ clipping
     Fault(

@@ -34,6 +34,10 @@ MOST_EPOCHS = 8
 """Shapes are made for so many batches, but for those of at most so many epochs."""
 MULTIPLE = 16
 """Rows of a room are a multiple of this."""
+SPARE = 1.1
+"""How much larger than all known batches the shape is that others get."""
+GROWTH = 1.25
+"""From one shape of its own for what is too large to the next."""
 MOST_TRIED = 8
 """So many samples are halved by trying all ways."""
 
@@ -136,15 +140,24 @@ class Shapes:
     """The few shapes that batches have; one that fits into none gets its own."""
 
     def __init__(self, needs: Integers, most: int = MOST_SHAPES) -> None:
-        """For batches that need so many rows (batches, parts, levels); the last level counts most."""
-        self._rooms = _chosen(needs, most)
+        """For batches that need so many rows (batches, parts, levels); the last level counts most.
+
+        The last ones are for batches of later epochs that fit into none that was made for those that are known: with
+        a little more room, and where there are several parts, with room for the largest in each.
+        """
+        largest = needs.max(0)
+        spare = [largest, np.broadcast_to(largest.max(0), largest.shape)][: min(2, len(largest), most - 1)]
+        rooms = np.ceil(SPARE * np.stack(spare)).astype(np.int64)
+        self._rooms = np.concatenate([_chosen(needs, most - len(spare)), _up(rooms, MULTIPLE)])
 
     def shape(self, need: Integers) -> Shape:
         """The smallest shape for a batch that needs so many rows (parts, levels)."""
         fitting = (self._rooms >= need).all((1, 2))
         if fitting.any():
             return _as_shape(self._rooms[int(fitting.argmax())])
-        return _as_shape(_up(need, np.maximum(MULTIPLE, _up(self._rooms[-1] // 16, MULTIPLE))))
+        times = float((need / self._rooms[-1]).max())
+        more = GROWTH ** math.ceil(math.log(times, GROWTH))
+        return _as_shape(_up(np.ceil(more * self._rooms[-1]).astype(np.int64), MULTIPLE))
 
 
 def _up(counts: Integers, multiple: Any) -> Integers:
@@ -184,7 +197,6 @@ def _chosen(needs: Integers, most: int) -> Integers:
         end = int(before_it[end])
         bounds.append(int(ends[end]))
     runs = [needs[start:stop].max(0) for start, stop in pairwise([0, *reversed(bounds)])]
-    runs[-1] = needs.max(0)  # so that few that come later need one of their own
     return _up(np.stack(runs), MULTIPLE)
 
 
@@ -202,7 +214,7 @@ class Packing:
         epochs = 1 if repeats else min(MOST_EPOCHS, -(-LOOK_AHEAD // plan.steps_per_epoch))
         whole, tails = zip(*(self._needs(epoch) for epoch in range(epochs)), strict=True)
         self._shapes = [Shapes(np.concatenate(each), most) for each, most in
-                        ((whole, MOST_SHAPES - self._num_tails), (tails, 1)) if len(each[0])]  # fmt: skip
+                        ((whole, MOST_SHAPES - 3 * self._num_tails), (tails, 3)) if len(each[0])]  # fmt: skip
 
     def shape(self, step: int) -> Shape:
         """The rooms of all parts of a step."""

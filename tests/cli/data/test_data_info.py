@@ -1,7 +1,9 @@
 import json
+import pickle
 from pathlib import Path
 
 import h5py
+import lmdb
 import numpy as np
 import pytest
 
@@ -94,10 +96,23 @@ def test_what_cannot_be_described_is_explained(isoscale, here: Path, words, mess
     assert done.code == 2 and message in done.err and "Traceback" not in done.err
 
 
-def test_crystals_show_which_sizes_vary(isoscale, shared: Path):
-    path = str(shared / "data/crystals/colabfit_devset.lmdb")
-    found = facts(isoscale, path)[path]["columns"]
-    assert found["pos"]["shape"] == [None, 3] and found["stress"]["shape"] == [3, 3] and found["pos"]["rows"] == 262
-    same = str(shared / "data/crystals/colabfit_devset.npz")
-    assert facts(isoscale, same)[same]["columns"]["stress"] == found["stress"], "LMDB and .npz hold the same"
-    assert "262 rows, ?×3, float32" in isoscale("data", "info", path).out
+def test_records_show_which_sizes_vary(isoscale, here: Path):
+    with (
+        lmdb.open(str(here / "clouds.lmdb"), subdir=False, map_size=1 << 20) as store,
+        store.begin(write=True) as write,
+    ):
+        for number, count in enumerate((5, 7)):
+            write.put(str(number).encode(), pickle.dumps({"points": np.ones((count, 3), np.float32)}))
+    assert facts(isoscale, "clouds.lmdb")["clouds.lmdb"]["columns"]["points"]["shape"] == [None, 3]
+    assert "2 rows, ?×3, float32" in isoscale("data", "info", "clouds.lmdb").out
+
+
+def test_crystals_are_the_same_in_any_file(isoscale, shared: Path):
+    found = []
+    for ending in ("lmdb", "npz"):
+        done = isoscale("data", "info", str(shared / f"data/crystals/colabfit_devset.{ending}"), "--json")
+        assert done.code == 0, done.err
+        found.append(json.loads(done.out)["splits"]["structures"])
+    assert found[0]["structures"] == found[1]["structures"] == 262
+    for name, target in found[0]["targets"].items():
+        assert target["rms"] == pytest.approx(found[1]["targets"][name]["rms"], rel=1e-5), name
