@@ -110,7 +110,8 @@ def end_rows(trainer: Trainer, tested: Mapping[str, float], rate: float | None) 
             ("best", f"{trainer.best.monitor} {number(trainer.best.value)} at epoch {epoch}, step {trainer.best.step}")
         )
     if tested:
-        rows.append(("test", "  ".join(f"{name} {number(value)}" for name, value in tested.items())))
+        of_all = {name: value for name, value in tested.items() if name.count("/") <= 1} or tested  # of parts: many
+        rows.append(("test", "  ".join(f"{name} {number(value)}" for name, value in of_all.items())))
     if rate is not None:
         rows.append(("rate", f"{plain_number(rate)} samples/s"))
     rows.append(("time", f"{duration(trainer.progress.seconds)} of training"))
