@@ -25,6 +25,8 @@ Integers = NDArray[np.int64]
 
 MOST_SHAPES = 8
 """Of the batches of a training: each is captured by itself."""
+TAIL_SHAPES = 3
+"""Of these, for the smaller last batch of an epoch, where there is one."""
 GOOD_ENOUGH = 0.02
 """Share of padding at which one shape more is not worth its capture."""
 WINDOW = 64
@@ -213,8 +215,12 @@ class Packing:
         self._num_tails = int(plan.smallest != plan.batch_size)
         epochs = 1 if repeats else min(MOST_EPOCHS, -(-LOOK_AHEAD // plan.steps_per_epoch))
         whole, tails = zip(*(self._needs(epoch) for epoch in range(epochs)), strict=True)
-        self._shapes = [Shapes(np.concatenate(each), most) for each, most in
-                        ((whole, MOST_SHAPES - 3 * self._num_tails), (tails, 3)) if len(each[0])]  # fmt: skip
+        most = MOST_SHAPES - TAIL_SHAPES * self._num_tails, TAIL_SHAPES
+        self._shapes = [
+            Shapes(np.concatenate(needs), count)
+            for needs, count in zip((whole, tails), most, strict=True)
+            if len(needs[0])
+        ]
 
     def shape(self, step: int) -> Shape:
         """The rooms of all parts of a step."""

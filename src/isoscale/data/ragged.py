@@ -151,10 +151,6 @@ class RaggedSource:
         copied._columns = [{name: tensor.clone() for name, tensor in each.items()} for each in self._columns]
         return copied
 
-    def resident(self, device: torch.device) -> Callable[[Tensor], dict[str, Tensor]]:
-        """A way to fetch samples from the device."""
-        return self.on(device).fetch
-
     def locate(self, index: int) -> str:
         """Where a sample is, for people."""
         return f"sample {index}" if self._locate is None else self._locate(index)

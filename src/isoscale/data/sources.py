@@ -198,7 +198,7 @@ def nbytes(source: Source) -> int:
         return sum(tensor.nbytes for tensor in tensors_of(source.tensors))
     if hasattr(source, "nbytes"):
         return int(source.nbytes)
-    if hasattr(whole(source), "resident"):  # samples share their bytes, so that some take as many as all
+    if any(hasattr(whole(source), name) for name in ("resident", "pack")):  # some samples are held as all of them are
         return nbytes(whole(source))
     return len(source) * sum(tensor.nbytes for tensor in tensors_of(source.fetch(torch.zeros(1, dtype=torch.int64))))
 

@@ -56,7 +56,9 @@ def load_vesin() -> Any:
     try:
         import vesin
     except ImportError as error:
-        raise UserError(f"neighbours are found by vesin: pip install 'isoscale[potentials]' ({error})") from None
+        raise UserError(
+            f"neighbours are found by vesin: pip install 'isoscale[potentials]' or 'isoscale[crystals]' ({error})"
+        ) from None
     return vesin
 
 

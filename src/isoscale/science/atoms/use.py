@@ -45,7 +45,9 @@ def calculator(model: Any, device: str = "auto", skin: float = SKIN, *, trust: b
     try:
         import ase  # noqa: F401
     except ImportError as error:
-        raise UserError(f"molecular dynamics are done with ASE: pip install 'isoscale[potentials]' ({error})") from None
+        raise UserError(
+            f"molecular dynamics are done with ASE: pip install 'isoscale[potentials]' or 'isoscale[crystals]' ({error})"
+        ) from None
     if skin < 0:
         raise UserError(f"skin is {skin}: expected 0 or more, in Å")
     found = opened(model, trust)
