@@ -46,7 +46,7 @@ def calculator(model: Any, device: str = "auto", skin: float = SKIN, *, trust: b
         import ase  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"molecular dynamics are done with ASE: pip install 'isoscale[potentials]' or 'isoscale[crystals]' ({error})"
+            f"molecular dynamics need ASE: pip install 'isoscale[potentials]' or 'isoscale[crystals]' ({error})"
         ) from None
     if skin < 0:
         raise UserError(f"skin is {skin}: expected 0 or more, in Å")
